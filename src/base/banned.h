@@ -7,6 +7,6 @@
 #include <time.h>
 
 #pragma GCC poison strcpy strcat strncpy strncat sprintf vsprintf strtok gets atoi atol atof
-#pragma GCC poison localtime gmtime ctime asctime alloca rand srand
+#pragma GCC poison localtime gmtime ctime asctime rand srand
 
 #endif

@@ -1,0 +1,90 @@
+/* kv.h - KV memory of all requests: rows, index keys, compressor states, pages, slots.
+ *
+ * Unified layouts: per layer one pool of rows, first the window rings of all slots, then compressed
+ * rows in pages of 256 tokens (64 rows at ratio 4, 2 at ratio 128); formats and addresses are
+ * kernels.h's.  Sizes are fixed at kv_init from one plan; nothing grows afterwards.
+ *
+ * Slots and pages are numbered from 0; slot and page 0 are the null ones (padding rows) and are
+ * never handed out.  Rejected drafts need no copies: rings hold window + (gamma+1)*(1+lag) - 1 rows,
+ * states 32 (ratio 4) and 256 (ratio 128) rows, everything is addressed by position, visibility
+ * follows positions, and a row of a rejected position is rewritten before it can be seen.
+ * So a slot needs no clearing when it changes hands either.
+ *
+ * Only the engine thread calls this.  kv knows no models: sizes and ratios come from the caller. */
+#ifndef FST_KV_H
+#define FST_KV_H
+
+#include "base/base.h"
+#include "kernels/kernels.h"
+
+enum { KV_LAYERS_MAX = 136, KV_STATE4 = 32, KV_STATE128 = 256 };
+
+/* What the caller knows: one entry per target layer, then per draft stage (ratio 0). */
+struct kv_spec {
+    int n_layers;
+    int ratio[KV_LAYERS_MAX];
+    int head_dim, rope_dim, index_dim, window;
+    int block;              /* gamma + 1 rows of a verify step; 1 without drafting */
+    int lag;                /* steps the host may be behind: 0 on the CPU */
+    enum row_format format;
+    enum index_format index_format;
+    int n_slots;            /* requests, without the null slot */
+    int64_t n_pages;        /* pages of 256 tokens, without the null page */
+    int64_t context_length; /* positions a slot can hold; page table width follows */
+};
+
+struct kv_plan {            /* bytes, per kind; total is their sum */
+    int64_t window_bytes, compressed_bytes, index_bytes, state_bytes, table_bytes, total_bytes;
+    int64_t bytes_per_slot;        /* rings and states of one request */
+    double bytes_per_full_token;   /* compressed rows and index keys of one token */
+};
+
+struct kv_slot {
+    bool used;
+    uint32_t generation;    /* counts kv_slot_open: tells tenants apart */
+    int64_t n_committed;    /* positions 0 .. n_committed-1 hold final KV */
+    int64_t n_pages;        /* pages held: positions below 256*n_pages have a place */
+};
+
+struct kv {
+    struct kv_spec spec;
+    struct kv_layer layer[KV_LAYERS_MAX];
+    int ring;
+    int page_stride;
+    int32_t *pages;         /* (n_slots + 1, page_stride); 0 beyond a slot's pages */
+    struct kv_slot *slots;  /* (n_slots + 1) */
+    int32_t *free_pages, *free_slots; /* stacks */
+    int64_t n_free_pages;
+    int n_free_slots;
+    void *block;            /* owned: all the memory above in one allocation per kind */
+    struct kv_block { void *p; size_t bytes; } blocks[8 + 6 * KV_LAYERS_MAX];
+    int n_blocks;
+};
+
+/* Sizes alone, without allocating.  FST_EINVAL names the wrong field. */
+enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out);
+
+enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec);
+void kv_release(struct kv *kv);
+
+/* A slot for a new request, n_committed 0.  FST_EBUDGET: all taken. */
+enum fst_status kv_slot_open(struct kv *kv, int *slot);
+/* Give the slot and its pages back; the slot must be open. */
+void kv_slot_close(struct kv *kv, int slot);
+/* Pages for positions 0 .. n_positions-1.  FST_EBUDGET: not enough free pages (nothing changes);
+ * FST_EINVAL: beyond context_length. */
+enum fst_status kv_reserve(struct kv *kv, int slot, int64_t n_positions);
+/* Positions below n are final; n may not pass the reserved pages nor go down. */
+void kv_commit(struct kv *kv, int slot, int64_t n);
+
+/* Consistency (tests, idle check): every page is free or held once, no slot leaks.  FST_EINTERNAL
+ * with the first contradiction. */
+enum fst_status kv_check(const struct kv *kv);
+
+/* Decode one stored row to floats (head_dim): window row of (slot, pos) or compressed entry e.
+ * For tests and tools. */
+void kv_read_window(const struct kv *kv, int layer, int slot, int64_t pos, float *out);
+void kv_read_entry(const struct kv *kv, int layer, int slot, int64_t entry, float *out);
+void kv_read_index(const struct kv *kv, int layer, int slot, int64_t entry, float *out);
+
+#endif

@@ -1,0 +1,77 @@
+/* model.h - a loaded DeepSeek-V4 and its forward passes.
+ *
+ * struct model owns weights (mapped), workspace and the kernel table; it borrows the KV memory and
+ * the stream.  One thread (the engine's) uses it at a time.  Nothing is allocated after model_open.
+ *
+ * A step: model_forward() runs rows through the target, leaves logits of the picked rows and, when
+ * a drafter is there, the captured hidden rows; after the verifier has decided, model_inject() puts
+ * the committed rows into the drafter's windows; model_draft() proposes the next block. */
+#ifndef FST_MODEL_H
+#define FST_MODEL_H
+
+#include "base/base.h"
+#include "kernels/kernels.h"
+#include "kv/kv.h"
+#include "weights/config.h"
+
+struct model;
+struct weights;
+
+struct model_opts {
+    const struct kernels *kernels; /* borrowed, outlives the model */
+    struct stream *stream;         /* borrowed; scratch is sized by model_scratch_bytes */
+    int max_rows;                  /* rows of one step */
+    int max_logits;                /* rows of one step that give logits */
+    int max_requests;              /* requests of one draft batch */
+    int64_t context_length;
+    bool drafting;                 /* workspace and windows for DSpark */
+};
+
+/* Take ownership of nothing but memory: weights are borrowed and outlive the model. */
+enum fst_status model_open(struct model **out, const struct weights *w, const struct model_opts *o);
+void model_free(struct model *m);
+size_t model_scratch_bytes(const struct weights *w, const struct model_opts *o, int n_threads);
+const struct model_config *model_config_of(const struct model *m);
+
+/* Layer classes and sizes of this model for kv_init (target layers, then stages if drafting);
+ * format, slots, pages, block and lag are left for the caller. */
+void model_kv_spec(const struct weights *w, bool drafting, struct kv_spec *spec);
+
+/* One forward for any mix of spans (prefill chunks, decode rows, verify blocks) of many requests:
+ * rows->n_rows <= max_rows.  Writes KV of every row (kv must hold pages for all positions).
+ * logit_row: (n_logits) rows, ascending, whose logits are wanted; logits: (n_logits, vocab), owned
+ * by the model, valid until the next call.  Captured rows (n_rows, S*D) stay inside for
+ * model_inject. */
+enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows *rows,
+                              const int32_t *logit_row, int n_logits, float **logits);
+
+/* Project the captured rows named by `row` (indices into the last model_forward's rows, ascending,
+ * n <= max_rows) and store them in the stages' windows at the rows' positions.  Only the last
+ * `window` positions of each slot need to be named. */
+enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *rows,
+                             const int32_t *row, int n);
+
+/* Draft gamma tokens for n requests.  slot[i], n_committed[i] (= position of the anchor),
+ * anchor[i]; draw and out_pos as in draft_chain.  ids: (n, gamma); conf: (n, gamma) logits of the
+ * confidence head or NULL.  Stage windows must hold positions max(0, n-window)..n-1. */
+struct draft_batch {
+    int n, gamma;
+    const int32_t *slot;
+    const int64_t *n_committed;
+    const int32_t *anchor;
+    const struct draw_params *draw;
+    const uint32_t *out_pos;
+    int32_t *ids;
+    float *conf;
+};
+enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_batch *b);
+
+/* Names of the blocks and the time spent in each since the last reset (ns), for bench step. */
+struct model_timing {
+    const char *name;
+    int64_t ns, calls;
+};
+int model_timings(const struct model *m, const struct model_timing **out);
+void model_timings_reset(struct model *m);
+
+#endif
