@@ -5,7 +5,7 @@
  * is refused with what differs.  Special tokens are looked up by their text, never by number.
  *
  * Threads: struct tokenizer is immutable after load; every function here that takes it const may be
- * called from any number of threads at once.  tokenizer_utf8 belongs to one thread at a time.
+ * called from any number of threads at once.
  *
  * Encoding is total: bytes that are no UTF-8 are pieces of no class and keep their value, so that
  * decode(encode(x)) == x for every byte string.  Cost: O(n log n) in the length of a piece. */
@@ -62,18 +62,10 @@ enum fst_status tokenizer_encode_text(const struct tokenizer *t, const char *tex
 /* The bytes of one id: borrowed from t, NUL-terminated, may be half a code point; "" with *len 0 for
  * ids without a name (negative or too high ones too). */
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *len);
-/* Bytes of all ids, as valid UTF-8 (see tokenizer_utf8), appended to out. */
+/* Text of all ids appended to out, always valid UTF-8: what can be none becomes U+FFFD as in Python's
+ * bytes.decode(errors="replace").  For streams put tokenizer_bytes through utf8_stream of
+ * base/utf8.h, which never splits a code point. */
 enum fst_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
                                  bool skip_special, struct buf *out);
-
-/* Streaming: bytes in, whole code points out.  At most 3 bytes are held back; what can never become
- * UTF-8 turns into U+FFFD where and as often as Python's bytes.decode(errors="replace") does.  Zero
- * is a valid start. */
-struct tokenizer_utf8 {
-    unsigned char held[4];
-    int n_held;
-};
-void tokenizer_utf8_feed(struct tokenizer_utf8 *u, const char *bytes, size_t len, struct buf *out);
-void tokenizer_utf8_end(struct tokenizer_utf8 *u, struct buf *out); /* held bytes as U+FFFD */
 
 #endif
