@@ -1,0 +1,205 @@
+/* engine.h - the door of the engine: open a checkpoint, submit requests of token ids, read tokens.
+ *
+ * The engine knows ids, not text, and no HTTP.  One thread of its own runs all steps (continuous
+ * batching of prefill chunks, decode rows and verify blocks).  Every function here may be called
+ * from any thread unless it says otherwise, and none blocks on the step loop.
+ *
+ * Determinism: ids, log-probabilities, finish reason and usage of a request depend on the
+ * checkpoint, the prompt and the request's own options alone: not on other requests, on chunking,
+ * on threads, on drafting or on the KV layout. */
+#ifndef FIRESTEEL_ENGINE_H
+#define FIRESTEEL_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "firesteel/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fst_engine fst_engine;
+typedef struct fst_request fst_request;
+
+/* ------------------------------------------------------------------ engine */
+
+/* Zero or NULL means the default given. */
+struct fst_engine_opts {
+    const char *model_dir;       /* folder of a published checkpoint; required */
+    const char *device;          /* "cpu" */
+    const char *kernels;         /* "auto"; see kernels_select */
+    const char *kv_layout;       /* "unified-fp8"; "unified-bf16" */
+    const char *index_keys;      /* "fp4"; "fp8" */
+    const char *precision;       /* "native"; "reference" (fp32, nothing quantised but weights) */
+    const char *spec_algorithm;  /* NULL: what the checkpoint bundles; "dspark", "none" (any case) */
+    const char *verify_mode;     /* "auto"; "static".  See fst_engine_info */
+    int spec_block_size;         /* draft tokens per round; 0: the checkpoint's; larger is refused */
+    int threads;                 /* 0: one per core */
+    int max_running_requests;    /* 0: 16 */
+    int max_queued_requests;     /* 0: 1024 */
+    int64_t context_length;      /* 0: the checkpoint's, bounded by memory */
+    int64_t max_total_tokens;    /* KV tokens over all requests; 0: from the memory plan */
+    int chunked_prefill_size;    /* rows of prefill per step; 0: 512 */
+    uint64_t random_seed;        /* seeds requests that bring none; see has_random_seed */
+    bool has_random_seed;
+    bool profile;                /* keep per-block timings (bench step) */
+    /* Progress of opening, from the opening thread; may be NULL. done and total in bytes. */
+    void (*on_load)(void *ud, uint64_t done, uint64_t total);
+    void *on_load_ud;
+};
+
+/* Open the checkpoint, check every tensor, allocate everything, start the step thread.  Blocks until
+ * ready.  On failure *out is NULL and fst_error_text() says why. */
+enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *opts);
+
+/* Refuse new requests, cancel what is left, stop the thread, free.  Requests must have been freed
+ * or be freed afterwards (they outlive the engine safely).  NULL is fine. */
+void fst_engine_close(fst_engine *e);
+
+/* Stop taking requests (submit gives FST_ESHUTDOWN); running ones go on. */
+void fst_engine_drain(fst_engine *e);
+
+struct fst_engine_info {
+    char model_type[32];
+    const char *model_dir;       /* borrowed from the engine */
+    const char *kernels, *device, *kv_layout, *index_keys, *spec_algorithm, *verify_mode, *precision;
+    int vocab_size, eos_id, bos_id;
+    int gamma;                   /* draft tokens per round; 0 when off */
+    int threads, max_running_requests, max_queued_requests, chunked_prefill_size;
+    int64_t context_length, max_total_tokens;
+    uint64_t weight_bytes, kv_bytes, state_bytes, workspace_bytes;
+    uint64_t n_tensors;
+    double load_s;
+};
+void fst_engine_get_info(const fst_engine *e, struct fst_engine_info *out);
+
+enum { FST_SPEC_MAX = 8 };
+
+struct fst_spec_stats {
+    uint64_t verify_steps;       /* (request, verify round) pairs */
+    uint64_t drafted;            /* draft tokens proposed */
+    uint64_t accepted;           /* draft tokens accepted, before stops */
+    uint64_t accepted_by_position[FST_SPEC_MAX]; /* rounds that accepted at least k+1 drafts */
+    double accept_length;        /* (accepted + verify_steps)/verify_steps; 0 without rounds */
+};
+
+struct fst_engine_stats {
+    uint64_t steps;              /* forward passes */
+    int running, waiting;        /* requests now */
+    int64_t kv_tokens_used, kv_tokens_total; /* whole pages */
+    int slots_used, slots_total;
+    uint64_t prompt_tokens, cached_tokens, generation_tokens;
+    uint64_t requests, finished, aborted, failed;
+    uint64_t prefill_rows, decode_rows, verify_rows, draft_rounds;
+    double last_decode_tok_s;    /* over the last decode window of 40 steps */
+    int64_t last_step_ns;        /* CLOCK_MONOTONIC of the last finished step; 0 before the first */
+    int64_t now_ns;
+    struct fst_spec_stats spec;
+    uint64_t step_ns, draft_ns, verify_ns, prefill_ns, decode_ns; /* sums of time by kind */
+};
+void fst_engine_get_stats(const fst_engine *e, struct fst_engine_stats *out);
+void fst_engine_reset_spec_stats(fst_engine *e);
+
+/* Timings per block since the last reset; only with opts.profile, and only while no request runs.
+ * Returns the number of entries (at most n are written). */
+struct fst_block_time {
+    const char *name;
+    uint64_t ns, calls;
+};
+int fst_engine_block_times(fst_engine *e, struct fst_block_time *out, int n, bool reset);
+
+/* ------------------------------------------------------------------ requests */
+
+enum { FST_TOP_LOGPROBS_MAX = 20, FST_STOP_IDS_MAX = 64 };
+
+struct fst_sampling {
+    float temperature;           /* 0: greedy; up to 2 and beyond is legal, finite, >= 0 */
+    float top_p;                 /* (0, 1]; 1 off */
+    float min_p;                 /* [0, 1]; 0 off */
+    int top_k;                   /* >= 1; 0 or -1 off */
+    uint64_t seed;
+    bool has_seed;               /* false: drawn from the engine's generator */
+    uint32_t choice;             /* index of this choice among n; enters the noise counter only */
+};
+
+struct fst_request_opts {
+    const int32_t *ids;          /* prompt, copied; 1 .. context_length-1 ids below vocab_size */
+    size_t n_ids;
+    int64_t max_new_tokens;      /* 0: prefill only; -1: to the end of the context; clamped to it */
+    int64_t min_new_tokens;      /* eos and stop ids are illegal before; 0 */
+    struct fst_sampling sampling;
+    bool ignore_eos;
+    const int32_t *stop_ids;     /* end the request like eos; copied */
+    size_t n_stop_ids;
+    bool logprobs;               /* of the drawn tokens (log-softmax of the raw logits) */
+    int top_logprobs;            /* 0 .. FST_TOP_LOGPROBS_MAX alternatives per token */
+    int64_t prompt_logprobs_from; /* >= 0: log-probabilities of prompt tokens from this position
+                                     (position 0 has none); -1: none */
+    int prompt_top_logprobs;
+    bool no_drafting;            /* this request decodes without drafts */
+    double timeout_s;            /* 0: none; counted from submit */
+    /* Called from the engine's thread whenever the view changed (new tokens, progress, end).  It
+     * must not block nor call the engine; uv_async_send is what it is for.  NULL: poll. */
+    void (*on_change)(void *ud);
+    void *on_change_ud;
+    /* Raw logits of prompt rows, from the engine's thread: row i = logits after prompt token i
+     * (vocab floats).  Returning false cancels.  NULL: not wanted. */
+    bool (*on_prompt_logits)(void *ud, int64_t pos, const float *logits, int vocab);
+    void *on_prompt_logits_ud;
+};
+
+void fst_request_opts_default(struct fst_request_opts *o);
+
+/* Validate, copy, queue.  FST_EINVAL names the field, value and what is allowed; FST_EFULL when the
+ * queue is full; FST_ESHUTDOWN.  The handle must be freed with fst_request_free. */
+enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts *o, fst_request **out);
+
+/* Ask the engine to end the request at the next step; idempotent.  It ends with FST_FINISH_ABORT. */
+void fst_request_cancel(fst_request *r);
+
+/* Cancel if still running and give the handle back (the engine frees it when it is done with it). */
+void fst_request_free(fst_request *r);
+
+enum fst_finish {
+    FST_FINISH_NONE,   /* still going */
+    FST_FINISH_STOP,   /* eos or a stop id (matched_id); it is the last of ids */
+    FST_FINISH_LENGTH, /* max_new_tokens or the end of the context */
+    FST_FINISH_ABORT,  /* cancelled, shut down */
+    FST_FINISH_ERROR   /* status and error say why (deadline, NaN, ...) */
+};
+
+struct fst_top_logprob {
+    int32_t id;
+    float logprob;
+};
+
+/* What a request has given so far.  Arrays belong to the request, only ever grow up to `n`, and
+ * stay valid until fst_request_free; a reader may keep an index and look again after on_change. */
+struct fst_request_view {
+    const int32_t *ids;          /* (n) drawn tokens, the final eos or stop id included */
+    const float *logprobs;       /* (n) or NULL */
+    const struct fst_top_logprob *top; /* (n, top_logprobs) or NULL */
+    size_t n;
+    enum fst_finish finish;      /* n is final once this is not NONE */
+    int32_t matched_id;          /* the eos or stop id, else -1 */
+    enum fst_status status;      /* of an ERROR finish */
+    const char *error;           /* its message, "" otherwise */
+    size_t n_prompt, n_cached;   /* prompt tokens, and how many came from a cache */
+    size_t n_prefilled;          /* prompt tokens whose KV is there (progress; includes cached) */
+    const float *prompt_logprobs; /* (n_prompt) or NULL; entries before `from` and entry 0 are NaN */
+    const struct fst_top_logprob *prompt_top; /* (n_prompt, prompt_top_logprobs) or NULL */
+    uint64_t seed;               /* the seed in force */
+    struct fst_spec_stats spec;
+    double queue_s, prefill_s, decode_s; /* so far; first token at queue_s + prefill_s */
+};
+void fst_request_get_view(const fst_request *r, struct fst_request_view *out);
+
+/* Wait until finish is set or timeout_s passes (FST_ETIMEOUT); for command-line tools. */
+enum fst_status fst_request_wait(fst_request *r, double timeout_s);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
