@@ -10,16 +10,28 @@
 
 #include "base/base.h"
 
-enum json_type { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
+/* jansson exports functions of these names: ours are linked under another. */
+#define json_string fst_json_string
+#define json_real   fst_json_real
 
-struct json_doc;   /* owns a parsed text */
+enum json_type {
+    JSON_NULL,
+    JSON_FALSE,
+    JSON_TRUE,
+    JSON_NUMBER,
+    JSON_STRING,
+    JSON_ARRAY,
+    JSON_OBJECT
+};
+
+struct json_doc;                        /* owns a parsed text */
 typedef const struct json_val json_val; /* borrowed from a document; NULL stands for "absent" */
 
 enum fst_status json_parse(struct json_doc **out, const char *text, size_t len);
 void json_free(struct json_doc *doc); /* NULL is fine */
 json_val *json_root(const struct json_doc *doc);
 
-enum json_type json_type_of(json_val *v); /* absent counts as JSON_NULL */
+enum json_type json_type_of(json_val *v);     /* absent counts as JSON_NULL */
 const char *json_type_name(enum json_type t); /* "null", "boolean", "number", ... */
 static inline bool json_is_null(json_val *v)
 {
@@ -31,10 +43,10 @@ bool json_bool(json_val *v, bool fallback);
 bool json_int(json_val *v, int64_t *out);
 bool json_real(json_val *v, double *out);
 const char *json_number_text(json_val *v, size_t *len); /* as spelled; NULL if not a number */
-const char *json_string(json_val *v, size_t *len);      /* bytes, may hold NUL; NULL if not a string */
-size_t json_count(json_val *v);                         /* elements or members; 0 otherwise */
+const char *json_string(json_val *v, size_t *len); /* bytes, may hold NUL; NULL if not a string */
+size_t json_count(json_val *v);                    /* elements or members; 0 otherwise */
 json_val *json_at(json_val *array, size_t i);
-json_val *json_get(json_val *object, const char *key);  /* NULL if absent or not an object */
+json_val *json_get(json_val *object, const char *key); /* NULL if absent or not an object */
 /* i-th member in order of first appearance. */
 json_val *json_member(json_val *object, size_t i, const char **key, size_t *key_len);
 
@@ -46,7 +58,8 @@ json_val *json_member(json_val *object, size_t i, const char **key, size_t *key_
 enum json_style { JSON_COMPACT, JSON_PYTHON };
 void json_put(struct buf *b, json_val *v, enum json_style style);
 void json_put_string(struct buf *b, const char *s, size_t len);
-void json_put_string_safe(struct buf *b, const char *s, size_t len); /* also escapes U+0085/2028/2029 */
+void json_put_string_safe(struct buf *b, const char *s,
+                          size_t len);         /* also escapes U+0085/2028/2029 */
 void json_put_double(struct buf *b, double x); /* shortest that reads back; NaN and Inf as null */
 
 #endif

@@ -17,7 +17,7 @@ typedef void pool_body_fn(void *ud, int64_t first, int64_t last, int worker);
 
 /* n_threads: 1..256; 0 means one per online core. */
 enum fst_status pool_new(struct pool **out, int n_threads);
-void pool_free(struct pool *p); /* NULL is fine */
+void pool_free(struct pool *p);         /* NULL is fine */
 int pool_threads(const struct pool *p); /* 1 for NULL */
 /* Run body over 0..n-1 in chunks of `chunk` indices (>= 1).  p NULL: run here. */
 void pool_run(struct pool *p, int64_t n, int64_t chunk, pool_body_fn *body, void *ud);
