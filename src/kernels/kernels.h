@@ -189,7 +189,7 @@ struct q_path_args {
 
 /* nv = (pos+1)/4 visible entries; score[e] = sum_h iw[h]*relu(qi[h].key[e]) in fp32, heads in order;
  * sel = the min(topk, nv) best, ties to the lower entry, written in ascending order of entry.
- * When nv <= topk scoring is skipped.  `replay` (tests): sel is input.  EXACT given equal scores;
+ * When nv <= topk scoring is skipped (unless `scores` is asked for).  EXACT given equal scores;
  * scores NMSE 1e-6. */
 struct index_topk_args {
     const struct rows *rows;
@@ -325,7 +325,8 @@ struct draw_params {
 /* Markov chain of a draft block, one request after another: prev = anchor; for k < gamma:
  * l = base[r,k,:] + w2 (w1[prev]) (fp32); id[r,k] = draw(l; output position out_pos[r]+k);
  * conf[r,k] = conf_proj . [y[r,k]; w1[prev]] before the sigmoid (NULL conf_proj: skipped);
- * prev = id.  corrected: NULL or (n, gamma, vocab) gets l.  EXACT ids at margins > 1e-4;
+ * prev = id.  corrected: NULL or (n, gamma, vocab) gets l.  Entries of l that are NaN are never
+ * drawn (a bad draft is only rejected; 0 when nothing is left).  EXACT ids at margins > 1e-4;
  * corrected NMSE 1e-6. */
 struct draft_chain_args {
     const float *base;         /* (n, gamma, vocab) */
