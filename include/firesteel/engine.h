@@ -45,6 +45,9 @@ struct fst_engine_opts {
     uint64_t random_seed;        /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
     bool profile;                /* keep per-block timings (bench step) */
+    const int32_t *masked_ids;   /* ids that are never drawn (rows of the vocabulary without a name
+                                    in the tokenizer); copied */
+    size_t n_masked_ids;
     /* Progress of opening, from the opening thread; may be NULL. done and total in bytes. */
     void (*on_load)(void *ud, uint64_t done, uint64_t total);
     void *on_load_ud;
@@ -91,7 +94,7 @@ struct fst_engine_stats {
     int64_t kv_tokens_used, kv_tokens_total; /* whole pages */
     int slots_used, slots_total;
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
-    uint64_t requests, finished, aborted, failed;
+    uint64_t requests, finished, aborted, failed, retracted;
     uint64_t prefill_rows, decode_rows, verify_rows, draft_rounds;
     double last_decode_tok_s;    /* over the last decode window of 40 steps */
     int64_t last_step_ns;        /* CLOCK_MONOTONIC of the last finished step; 0 before the first */

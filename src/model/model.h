@@ -25,6 +25,7 @@ struct model_opts {
     int max_requests;              /* requests of one draft batch */
     int64_t context_length;
     bool drafting;                 /* workspace and windows for DSpark */
+    bool profile;                  /* keep model_timings */
 };
 
 /* Take ownership of nothing but memory: weights are borrowed and outlive the model. */

@@ -1,0 +1,410 @@
+/* engine.c - open and close an engine: options to sizes, one memory plan, the step thread. */
+#include <math.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "engine/engine_int.h"
+
+/* ------------------------------------------------------------------ options */
+
+static enum fst_status word(const char *flag, const char *given, const char *fallback,
+                            const char *const *words, int n, int *out)
+{
+    const char *w = given ? given : fallback;
+    struct buf list = {0};
+    enum fst_status rc;
+
+    for (int i = 0; i < n; i++)
+        if (strcasecmp(w, words[i]) == 0) {
+            *out = i;
+            return FST_OK;
+        }
+    for (int i = 0; i < n; i++)
+        buf_printf(&list, "%s%s", i ? ", " : "", words[i]);
+    rc = fst_error(FST_EINVAL, "%s: unknown value \"%.64s\"; known: %s", flag, w, buf_str(&list));
+    buf_release(&list);
+    return rc;
+}
+
+static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts *o,
+                                     const struct model_config *c)
+{
+    static const char *const algorithms[] = {"none", "dspark", "mtp", "eagle"};
+    static const char *const modes[] = {"auto", "static", "cap", "compact"};
+    int algorithm, mode;
+
+    FST_TRY(word("--speculative-algorithm", o->spec_algorithm, c->has_dspark ? "dspark" : "none",
+                 algorithms, FST_COUNT(algorithms), &algorithm));
+    FST_TRY(word("--verify-mode", o->verify_mode, "auto", modes, FST_COUNT(modes), &mode));
+    if (mode >= 2)
+        return fst_error(FST_EUNSUPPORTED, "--verify-mode %s is not built; known: auto, static",
+                         modes[mode]);
+    if (algorithm >= 2 && c->has_dspark)
+        return fst_error(
+            FST_EINVAL,
+            "--speculative-algorithm %s: this checkpoint bundles a DSpark drafter, not "
+            "an MTP block; use dspark or none",
+            algorithms[algorithm]);
+    if (algorithm >= 2)
+        return fst_error(
+            FST_EUNSUPPORTED,
+            "--speculative-algorithm %s: drafting with the MTP block is not built; use "
+            "none",
+            algorithms[algorithm]);
+    if (algorithm == 1 && !c->has_dspark)
+        return fst_error(FST_EINVAL,
+                         "--speculative-algorithm dspark: the checkpoint holds no DSpark drafter "
+                         "(no dspark_* key in its config.json)");
+    if (o->spec_block_size < 0 || (c->has_dspark && o->spec_block_size > c->gamma))
+        return fst_error(FST_EINVAL,
+                         "--speculative-dspark-block-size must be in [1, %d] for this checkpoint, "
+                         "got %d",
+                         c->gamma, o->spec_block_size);
+    e->drafting = algorithm == 1;
+    e->gamma = !e->drafting ? 0 : o->spec_block_size ? o->spec_block_size : c->gamma;
+    e->info.spec_algorithm = algorithms[algorithm];
+    e->info.verify_mode = modes[mode];
+    return FST_OK;
+}
+
+static uint64_t available_memory(void)
+{
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+    unsigned long long kb = 0, limit = 0;
+
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
+            break;
+    if (f)
+        fclose(f);
+    f = fopen("/sys/fs/cgroup/memory.max", "re");
+    if (f && fscanf(f, "%llu", &limit) == 1 && limit / 1024 < kb)
+        kb = limit / 1024;
+    if (f)
+        fclose(f);
+    return kb ? (uint64_t)kb * 1024 : (uint64_t)1 << 32;
+}
+
+/* Context, slots and pages from the options and the memory there is.  Half of what is available
+ * goes to KV at most; a checkpoint is mapped, so its bytes stay reclaimable. */
+static enum fst_status size_kv(fst_engine *e, const struct fst_engine_opts *o,
+                               const struct model_config *c, struct kv_spec *spec)
+{
+    int64_t context = o->context_length ? o->context_length : c->max_positions, tokens;
+    uint64_t budget = available_memory() / 2;
+    struct kv_plan plan;
+
+    if (o->context_length < 0 || context > c->max_positions)
+        return fst_error(FST_EINVAL, "--context-length must be in [1, %lld], got %lld",
+                         (long long)c->max_positions, (long long)o->context_length);
+    e->max_running = o->max_running_requests ? o->max_running_requests : 16;
+    if (e->max_running < 1 || e->max_running > 4096)
+        return fst_error(FST_EINVAL, "--max-running-requests must be in [1, 4096], got %d",
+                         o->max_running_requests);
+    spec->n_slots = e->max_running;
+    spec->block = e->gamma + 1;
+    spec->lag = 0;
+    spec->context_length = round_up(context, KERN_PAGE);
+    spec->n_pages = 1;
+    FST_TRY(kv_plan(spec, &plan));
+    tokens = (int64_t)e->max_running * spec->context_length;
+    if (o->max_total_tokens > 0) {
+        tokens = round_up(o->max_total_tokens, KERN_PAGE);
+    } else if (o->max_total_tokens < 0) {
+        return fst_error(FST_EINVAL, "--max-total-tokens must be positive, got %lld",
+                         (long long)o->max_total_tokens);
+    } else {
+        double fixed = (double)plan.total_bytes;
+        double room = (double)budget - fixed;
+        if (plan.bytes_per_full_token > 0 && (double)tokens * plan.bytes_per_full_token > room)
+            tokens = room > 0 ? (int64_t)(room / plan.bytes_per_full_token) : 0;
+        tokens = tokens / KERN_PAGE * KERN_PAGE;
+        if (tokens < KERN_PAGE)
+            return fst_error(FST_EBUDGET,
+                             "KV for %d requests needs %.2f GiB before the first token, %.2f GiB "
+                             "are to be had; lower --max-running-requests",
+                             e->max_running, fixed / 1073741824.0, (double)budget / 1073741824.0);
+    }
+    if (tokens < context) {
+        if (o->context_length)
+            return fst_error(FST_EBUDGET,
+                             "--context-length %lld does not fit: there is room for %lld tokens "
+                             "of KV",
+                             (long long)context, (long long)tokens);
+        context = tokens;
+    }
+    spec->context_length = round_up(context, KERN_PAGE);
+    spec->n_pages = tokens / KERN_PAGE;
+    e->context_length = context;
+    e->info.context_length = context;
+    e->info.max_total_tokens = tokens;
+    FST_TRY(kv_plan(spec, &plan));
+    e->info.kv_bytes = (uint64_t)(plan.window_bytes + plan.compressed_bytes + plan.index_bytes);
+    e->info.state_bytes = (uint64_t)plan.state_bytes;
+    return FST_OK;
+}
+
+/* ------------------------------------------------------------------ memory of the step loop */
+
+/* X(field, count): arrays of the engine's thread. */
+#define ENGINE_ARRAYS(X)                                                                           \
+    X(running, n_req)                                                                              \
+    X(items, n_req)                                                                                \
+    X(spans, n_req)                                                                                \
+    X(span_request, n_req)                                                                         \
+    X(slot_request, n_req + 1)                                                                     \
+    X(row_slot, n_rows)                                                                            \
+    X(row_pos, n_rows)                                                                             \
+    X(row_id, n_rows)                                                                              \
+    X(row_span, n_rows)                                                                            \
+    X(span_first, n_req + 1)                                                                       \
+    X(logit_row, n_rows)                                                                           \
+    X(inject_row, n_rows)                                                                          \
+    X(span_logit, n_req)                                                                           \
+    X(outcome, n_req)                                                                              \
+    X(sample, n_logits)                                                                            \
+    X(tops, n_logits *FST_TOP_LOGPROBS_MAX)                                                        \
+    X(draft_slot, n_req)                                                                           \
+    X(draft_anchor, n_req)                                                                         \
+    X(draft_ids, n_req *KERN_GAMMA_MAX)                                                            \
+    X(draft_committed, n_req)                                                                      \
+    X(draft_draw, n_req)                                                                           \
+    X(draft_out_pos, n_req)                                                                        \
+    X(draft_conf, n_req *KERN_GAMMA_MAX)
+
+static enum fst_status step_arrays(fst_engine *e)
+{
+    size_t n_req = (size_t)e->max_running, n_rows = (size_t)e->limits.max_rows;
+    size_t n_logits = (size_t)e->limits.max_logits, bytes = 0;
+    uint8_t *p;
+
+#define ADD(field, count) bytes += (size_t)round_up((int64_t)((count) * sizeof *e->field), 64);
+    ENGINE_ARRAYS(ADD)
+#undef ADD
+    e->block = mem_aligned(64, bytes);
+    if (!e->block)
+        return fst_error(FST_ENOMEM, "engine: no memory for %zu bytes", bytes);
+    memset(e->block, 0, bytes);
+    p = e->block;
+#define CARVE(field, count)                                                                        \
+    e->field = (void *)p;                                                                          \
+    p += (size_t)round_up((int64_t)((count) * sizeof *e->field), 64);
+    ENGINE_ARRAYS(CARVE)
+#undef CARVE
+    e->draft = (struct draft_batch){.gamma = e->gamma,
+                                    .slot = e->draft_slot,
+                                    .n_committed = e->draft_committed,
+                                    .anchor = e->draft_anchor,
+                                    .draw = e->draft_draw,
+                                    .out_pos = e->draft_out_pos,
+                                    .ids = e->draft_ids,
+                                    .conf = e->draft_conf};
+    e->info.workspace_bytes += bytes;
+    return FST_OK;
+}
+
+/* ------------------------------------------------------------------ open, close */
+
+static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o)
+{
+    static const char *const layouts[] = {"unified-fp8", "unified-bf16"};
+    static const char *const keys[] = {"fp4", "fp8"};
+    static const char *const precisions[] = {"native", "reference"};
+    static const char *const devices[] = {"cpu"};
+    const struct model_config *c;
+    struct kv_spec spec;
+    struct model_opts mo;
+    int layout, key, precision, device, threads, chunk, block;
+
+    FST_TRY(word("--device", o->device, "cpu", devices, FST_COUNT(devices), &device));
+    FST_TRY(word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts), &layout));
+    FST_TRY(word("--index-keys", o->index_keys, "fp4", keys, FST_COUNT(keys), &key));
+    FST_TRY(
+        word("--precision", o->precision, "native", precisions, FST_COUNT(precisions), &precision));
+    FST_TRY(kernels_select(&e->kernels, precision ? o->kernels ? o->kernels : "ref" : o->kernels,
+                           (enum precision)precision));
+    FST_TRY(weights_open(&e->weights, o->model_dir, NULL));
+    c = &e->weights->config;
+    FST_TRY(pick_drafting(e, o, c));
+
+    chunk = o->chunked_prefill_size ? o->chunked_prefill_size : 512;
+    if (chunk < 1 || chunk > 65536)
+        return fst_error(FST_EINVAL, "--chunked-prefill-size must be in [1, 65536], got %d", chunk);
+    if (o->threads < 0 || o->threads > 256)
+        return fst_error(FST_EINVAL, "--threads must be in [0, 256], got %d", o->threads);
+    if (o->max_queued_requests < 0)
+        return fst_error(FST_EINVAL, "--max-queued-requests must be positive, got %d",
+                         o->max_queued_requests);
+
+    model_kv_spec(e->weights, e->drafting, &spec);
+    spec.format = precision ? ROW_F32 : layout ? ROW_BF16 : ROW_FP8;
+    spec.index_format = precision ? INDEX_F32 : key ? INDEX_FP8 : INDEX_FP4;
+    FST_TRY(size_kv(e, o, c, &spec));
+    FST_TRY(kv_init(&e->kv, &spec));
+
+    block = e->gamma + 1;
+    e->window = c->window;
+    e->limits = (struct sched_limits){
+        .max_rows = chunk + e->max_running * block,
+        .prefill_rows = chunk,
+        .prefill_rows_while_decoding = FST_MAX(1, chunk / 4),
+        /* 64 rows more than decoding ever needs: prompt scoring goes in pieces of that size. */
+        .max_logits = e->max_running * block + 64};
+    FST_TRY(pool_new(&e->pool, o->threads));
+    threads = pool_threads(e->pool);
+    mo = (struct model_opts){.kernels = &e->kernels,
+                             .stream = &e->stream,
+                             .max_rows = e->limits.max_rows,
+                             .max_logits = e->limits.max_logits,
+                             .max_requests = e->max_running,
+                             .context_length = spec.context_length,
+                             .drafting = e->drafting,
+                             .profile = o->profile};
+    FST_TRY(stream_init(&e->stream, e->pool, (enum precision)precision,
+                        model_scratch_bytes(e->weights, &mo, threads)));
+    FST_TRY(model_open(&e->model, e->weights, &mo));
+    FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
+                        o->masked_ids, (int)o->n_masked_ids));
+    FST_TRY(step_arrays(e));
+
+    snprintf(e->info.model_type, sizeof e->info.model_type, "%s", c->model_type);
+    e->info.kernels = e->kernels.name;
+    e->info.device = devices[device];
+    e->info.kv_layout = precision ? "unified-f32" : layouts[layout];
+    e->info.index_keys = precision ? "f32" : keys[key];
+    e->info.precision = precisions[precision];
+    e->info.vocab_size = c->vocab_size;
+    e->info.eos_id = c->eos_id;
+    e->info.bos_id = c->bos_id;
+    e->info.gamma = e->gamma;
+    e->info.threads = threads;
+    e->info.max_running_requests = e->max_running;
+    e->info.max_queued_requests = o->max_queued_requests ? o->max_queued_requests : 1024;
+    e->info.chunked_prefill_size = chunk;
+    e->info.weight_bytes = (uint64_t)e->weights->bytes;
+    e->info.n_tensors = (uint64_t)e->weights->n_tensors;
+    e->info.workspace_bytes += e->stream.scratch_bytes;
+    e->stats.slots_total = e->kv.spec.n_slots;
+    e->stats.kv_tokens_total = e->kv.spec.n_pages * KERN_PAGE;
+    return FST_OK;
+}
+
+static uint64_t random_seed(const struct fst_engine_opts *o)
+{
+    uint64_t seed = o->random_seed;
+
+    if (!o->has_random_seed && getentropy(&seed, sizeof seed) != 0)
+        seed = (uint64_t)engine_now_ns();
+    return seed;
+}
+
+enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *o)
+{
+    int64_t start = engine_now_ns();
+    fst_engine *e;
+    enum fst_status rc;
+
+    *out = NULL;
+    if (!o->model_dir)
+        return fst_error(FST_EINVAL, "--model: the folder of a checkpoint is required");
+    e = mem_calloc(1, sizeof *e);
+    if (!e || !(e->model_dir = mem_strdup(o->model_dir))) {
+        mem_free(e);
+        return fst_error(FST_ENOMEM, "engine: no memory");
+    }
+    e->info.model_dir = e->model_dir;
+    if ((rc = open_model(e, o)) < 0)
+        goto out;
+    e->door = door_new(e->info.max_queued_requests, random_seed(o));
+    if (!e->door) {
+        rc = fst_error(FST_ENOMEM, "engine: no memory");
+        goto out;
+    }
+    e->info.load_s = (double)(engine_now_ns() - start) * 1e-9;
+    e->door->stats = e->stats;
+    if (pthread_create(&e->thread, NULL, engine_thread, e) != 0) {
+        rc = fst_error(FST_EMACHINE, "engine: cannot start a thread");
+        goto out;
+    }
+    e->thread_started = true;
+    if (o->on_load)
+        o->on_load(o->on_load_ud, e->info.weight_bytes, e->info.weight_bytes);
+    *out = e;
+    return FST_OK;
+out:
+    fst_engine_close(e);
+    return rc;
+}
+
+void fst_engine_drain(fst_engine *e)
+{
+    pthread_mutex_lock(&e->door->lock);
+    e->door->draining = true;
+    pthread_mutex_unlock(&e->door->lock);
+}
+
+void fst_engine_close(fst_engine *e)
+{
+    if (!e)
+        return;
+    if (e->thread_started) {
+        struct door *d = e->door;
+        pthread_mutex_lock(&d->lock);
+        d->closed = true;
+        e->quit = true;
+        d->kick = true;
+        pthread_cond_signal(&d->work);
+        pthread_mutex_unlock(&d->lock);
+        pthread_join(e->thread, NULL);
+    }
+    sample_release(&e->sampler);
+    model_free(e->model);
+    stream_release(&e->stream);
+    pool_free(e->pool);
+    kv_release(&e->kv);
+    weights_free(e->weights);
+    mem_free(e->block);
+    mem_free(e->model_dir);
+    door_unref(e->door);
+    mem_free(e);
+}
+
+/* ------------------------------------------------------------------ looking in */
+
+void fst_engine_get_info(const fst_engine *e, struct fst_engine_info *out)
+{
+    *out = e->info;
+}
+
+void fst_engine_get_stats(const fst_engine *e, struct fst_engine_stats *out)
+{
+    pthread_mutex_lock(&e->door->lock);
+    *out = e->door->stats;
+    out->waiting = e->door->n_waiting;
+    pthread_mutex_unlock(&e->door->lock);
+    out->now_ns = engine_now_ns();
+}
+
+void fst_engine_reset_spec_stats(fst_engine *e)
+{
+    pthread_mutex_lock(&e->door->lock);
+    e->door->reset_spec = true;
+    e->door->kick = true;
+    e->door->stats.spec = (struct fst_spec_stats){0};
+    pthread_cond_signal(&e->door->work);
+    pthread_mutex_unlock(&e->door->lock);
+}
+
+int fst_engine_block_times(fst_engine *e, struct fst_block_time *out, int n, bool reset)
+{
+    const struct model_timing *t;
+    int have = model_timings(e->model, &t);
+
+    for (int i = 0; i < have && i < n; i++)
+        out[i] = (struct fst_block_time){
+            .name = t[i].name, .ns = (uint64_t)t[i].ns, .calls = (uint64_t)t[i].calls};
+    if (reset)
+        model_timings_reset(e->model);
+    return have;
+}

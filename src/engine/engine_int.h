@@ -1,0 +1,162 @@
+/* engine_int.h - insides of the engine: the door shared with requests, the engine, a request.
+ *
+ * Two threads matter to a request: its user's and the engine's.  They meet in two places only, each
+ * under a mutex: the door (queue of new requests, wake-ups, published statistics) and the request's
+ * `pub` (what it has given so far).  Everything else belongs to the engine's thread. */
+#ifndef FST_ENGINE_INT_H
+#define FST_ENGINE_INT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "base/pool.h"
+#include "firesteel/engine.h"
+#include "kernels/kernels.h"
+#include "kv/kv.h"
+#include "kv/step.h"
+#include "model/model.h"
+#include "sample/sample.h"
+#include "sched/sched.h"
+#include "spec/spec.h"
+#include "weights/weights.h"
+
+enum { ENGINE_END_IDS = FST_STOP_IDS_MAX + 1 };
+
+/* What outlives the engine as long as a request does. */
+struct door {
+    pthread_mutex_t lock;
+    pthread_cond_t work; /* the engine sleeps here */
+    int refs;            /* engine + requests */
+    bool closed, draining;
+    bool reset_spec;           /* forget the speculation statistics at the next step */
+    fst_request *first, *last; /* submitted, not yet seen by the engine */
+    int n_waiting;             /* those and the engine's own waiting list */
+    int max_waiting;
+    bool kick; /* something to look at: cancel, quit */
+    struct fst_engine_stats stats;
+    uint64_t seed_state;
+};
+
+struct fst_request {
+    struct door *door;
+    const fst_engine *engine; /* the engine's thread only */
+    atomic_int refs;          /* user, engine */
+    atomic_bool cancel;
+    fst_request *next; /* queue link */
+
+    struct fst_request_opts o; /* pointers replaced by our copies */
+    struct sample_params sampling;
+    int32_t end_ids[ENGINE_END_IDS]; /* eos and stop ids: banned below min_new_tokens */
+    int n_end_ids;
+    int32_t eos_id;
+    int64_t max_new; /* after clamping */
+    int64_t submit_ns, deadline_ns, admit_ns, first_ns, last_ns;
+
+    /* Tokens: prompt, drawn ones, then room for drafts.  (n_prompt + max_new + gamma + 1) */
+    int32_t *ids;
+    int64_t n_prompt, n_known; /* n_known: prompt and drawn */
+    float *logprobs;           /* (max_new) or NULL */
+    struct sample_top *top;    /* (max_new, top_logprobs) or NULL */
+    float *prompt_logprobs;    /* (n_prompt) or NULL */
+    struct sample_top *prompt_top;
+    void *block; /* owned: the arrays above */
+
+    /* engine's thread */
+    int slot; /* 0: none */
+    int64_t n_committed;
+    int n_draft;
+    bool counted_prompt; /* prompt tokens are in the statistics (a resumed request is once) */
+    struct fst_spec_stats spec;
+
+    pthread_mutex_t pub_lock;
+    pthread_cond_t changed;
+    struct {
+        size_t n, n_prefilled;
+        enum fst_finish finish;
+        int32_t matched_id;
+        enum fst_status status;
+        char error[256];
+        struct fst_spec_stats spec;
+        double queue_s, prefill_s, decode_s;
+    } pub;
+};
+
+/* How a request leaves a step; finish NONE: it goes on. */
+struct engine_outcome {
+    enum fst_finish finish;
+    int32_t matched;
+    enum fst_status status;
+    const char *error;
+};
+
+struct fst_engine {
+    struct door *door;
+    pthread_t thread;
+    bool thread_started;
+    bool quit; /* under door->lock */
+
+    char *model_dir;
+    struct fst_engine_info info;
+    struct weights *weights;
+    struct kernels kernels;
+    struct pool *pool;
+    struct stream stream;
+    struct kv kv;
+    struct model *model;
+    struct sampler sampler;
+    struct sched_limits limits;
+    bool drafting;
+    int gamma, window;
+    int64_t context_length;
+
+    /* engine's thread */
+    fst_request **running; /* (max_running), in order of admission */
+    int n_running, max_running;
+    fst_request *wait_first, *wait_last; /* admitted as soon as there is room */
+    struct sched_item *items;            /* (max_running) */
+    struct step_span *spans;
+    fst_request **span_request; /* request of each span */
+    int32_t *slot_request;      /* (n_slots + 1) index into running */
+    int32_t *row_slot, *row_pos, *row_id, *row_span, *span_first; /* (max_rows), (spans + 1) */
+    int32_t *logit_row, *inject_row;
+    int *span_logit;                /* first logits row of each span */
+    struct engine_outcome *outcome; /* of each span */
+    struct sample_row *sample;      /* (max_logits) */
+    struct sample_top *tops;        /* (max_logits, FST_TOP_LOGPROBS_MAX) */
+    struct draft_batch draft;
+    int32_t *draft_slot, *draft_anchor, *draft_ids;
+    int64_t *draft_committed;
+    struct draw_params *draft_draw;
+    uint32_t *draft_out_pos;
+    float *draft_conf;
+    void *block;                   /* owned: the arrays above */
+    struct fst_engine_stats stats; /* copied to the door after each step */
+    int64_t window_ns;             /* decode window of 40 steps */
+    uint64_t window_tokens;
+    int window_steps;
+};
+
+static inline int64_t engine_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* door.c */
+struct door *door_new(int max_waiting, uint64_t seed);
+void door_ref(struct door *d);
+void door_unref(struct door *d);
+void door_kick(struct door *d);
+
+/* request.c, called by the engine's thread */
+void request_publish(fst_request *r);
+void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
+                    enum fst_status status, const char *error);
+void request_unref(fst_request *r);
+
+/* step.c */
+void *engine_thread(void *engine);
+
+#endif

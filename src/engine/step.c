@@ -1,0 +1,585 @@
+/* step.c - the engine's thread: take requests in, draft, plan, run the model, accept, deliver.
+ *
+ * One turn of the loop is one step of the model.  Nothing here allocates.  The order within a turn:
+ *   intake   new and cancelled requests, deadlines
+ *   admit    slots and pages for waiting requests, first come first served
+ *   room     pages for this step's rows; when they run out the youngest request gives its place
+ *            back and waits at the front (its tokens are kept and computed again: same result)
+ *   draft    one block for every request that decodes
+ *   plan     spans of the step (sched)
+ *   forward  the model
+ *   accept   draws, stops, commit, injection
+ *   deliver  publish to the readers */
+#include <math.h>
+
+#include "engine/engine_int.h"
+
+static void count_end(fst_engine *e, enum fst_finish finish)
+{
+    if (finish == FST_FINISH_ABORT)
+        e->stats.aborted++;
+    else if (finish == FST_FINISH_ERROR)
+        e->stats.failed++;
+    else
+        e->stats.finished++;
+}
+
+static void leave_queue(fst_engine *e)
+{
+    pthread_mutex_lock(&e->door->lock);
+    e->door->n_waiting--;
+    pthread_mutex_unlock(&e->door->lock);
+}
+
+static void close_slot(fst_engine *e, fst_request *r)
+{
+    if (r->slot)
+        kv_slot_close(&e->kv, r->slot);
+    r->slot = 0;
+}
+
+/* Take running request i out of the engine: slot, pages, place in the list, statistics. */
+static void retire(fst_engine *e, int i, enum fst_finish finish)
+{
+    fst_request *r = e->running[i];
+
+    close_slot(e, r);
+    count_end(e, finish);
+    memmove(e->running + i, e->running + i + 1,
+            (size_t)(e->n_running - i - 1) * sizeof *e->running);
+    e->n_running--;
+}
+
+static void end_running(fst_engine *e, int i, enum fst_finish finish, enum fst_status status,
+                        const char *error)
+{
+    fst_request *r = e->running[i];
+
+    retire(e, i, finish);
+    request_finish(r, finish, -1, status, error);
+}
+
+static void end_waiting(fst_engine *e, fst_request *r, enum fst_finish finish,
+                        enum fst_status status, const char *error)
+{
+    leave_queue(e);
+    count_end(e, finish);
+    request_finish(r, finish, -1, status, error);
+}
+
+/* ------------------------------------------------------------------ intake */
+
+/* Move new requests to the waiting list; sleep while there is nothing at all to do. */
+static bool intake(fst_engine *e)
+{
+    struct door *d = e->door;
+    fst_request *first, *last;
+    bool quit;
+
+    pthread_mutex_lock(&d->lock);
+    while (!e->quit && !d->kick && e->n_running == 0 && !e->wait_first)
+        pthread_cond_wait(&d->work, &d->lock);
+    d->kick = false;
+    first = d->first;
+    last = d->last;
+    d->first = d->last = NULL;
+    quit = e->quit;
+    pthread_mutex_unlock(&d->lock);
+    if (first) {
+        if (e->wait_last)
+            e->wait_last->next = first;
+        else
+            e->wait_first = first;
+        e->wait_last = last;
+    }
+    return !quit;
+}
+
+static void drop_ended(fst_engine *e)
+{
+    int64_t now = engine_now_ns();
+    fst_request **link = &e->wait_first;
+
+    e->wait_last = NULL;
+    while (*link) {
+        fst_request *r = *link;
+        bool gone = atomic_load(&r->cancel);
+        if (!gone && now < r->deadline_ns) {
+            e->wait_last = r;
+            link = &r->next;
+            continue;
+        }
+        *link = r->next;
+        r->next = NULL;
+        if (gone)
+            end_waiting(e, r, FST_FINISH_ABORT, FST_ECANCELED, "");
+        else
+            end_waiting(e, r, FST_FINISH_ERROR, FST_ETIMEOUT, "Request waiting timeout reached.");
+    }
+    for (int i = e->n_running - 1; i >= 0; i--) {
+        if (atomic_load(&e->running[i]->cancel))
+            end_running(e, i, FST_FINISH_ABORT, FST_ECANCELED, "");
+        else if (now >= e->running[i]->deadline_ns)
+            end_running(e, i, FST_FINISH_ERROR, FST_ETIMEOUT, "request timeout reached");
+    }
+}
+
+/* ------------------------------------------------------------------ admit, room */
+
+static void admit(fst_engine *e)
+{
+    while (e->wait_first && e->n_running < e->max_running) {
+        fst_request *r = e->wait_first;
+        int slot;
+        /* One spare page for each running request, so that an admission does not at once push
+         * somebody out again. */
+        int64_t need = div_up(r->n_known, KERN_PAGE) + e->n_running;
+
+        if (e->n_running > 0 && e->kv.n_free_pages < need)
+            return;
+        if (kv_slot_open(&e->kv, &slot) < 0)
+            return;
+        if (kv_reserve(&e->kv, slot, r->n_known) < 0) {
+            kv_slot_close(&e->kv, slot);
+            FST_ASSERT(e->n_running > 0); /* submit clamps to what one request can hold */
+            return;
+        }
+        e->wait_first = r->next;
+        if (!e->wait_first)
+            e->wait_last = NULL;
+        r->next = NULL;
+        r->slot = slot;
+        r->n_committed = 0;
+        r->n_draft = 0;
+        if (!r->admit_ns)
+            r->admit_ns = engine_now_ns();
+        e->running[e->n_running++] = r;
+        leave_queue(e);
+    }
+}
+
+/* The youngest running request goes back to the front of the line. */
+static void retract_last(fst_engine *e)
+{
+    fst_request *r = e->running[--e->n_running];
+
+    close_slot(e, r);
+    r->n_committed = 0;
+    r->next = e->wait_first;
+    e->wait_first = r;
+    if (!e->wait_last)
+        e->wait_last = r;
+    e->stats.retracted++;
+    pthread_mutex_lock(&e->door->lock);
+    e->door->n_waiting++;
+    pthread_mutex_unlock(&e->door->lock);
+}
+
+static bool decoding(const fst_request *r)
+{
+    return r->n_known > r->n_prompt && r->n_known - r->n_committed == 1;
+}
+
+static void make_room(fst_engine *e)
+{
+    for (int i = 0; i < e->n_running; i++) {
+        fst_request *r = e->running[i];
+        r->n_draft = 0;
+        if (e->drafting && !r->o.no_drafting && decoding(r))
+            r->n_draft = spec_room(e->gamma, r->n_committed, e->context_length);
+        while (kv_reserve(&e->kv, r->slot, r->n_known + r->n_draft) < 0) {
+            if (e->n_running - 1 == i) {
+                /* Alone at the end of the line: drafts are a luxury, the anchor is not.  The oldest
+                 * request always fits, so this one only waits when others are before it. */
+                if (r->n_draft > 0) {
+                    r->n_draft = 0;
+                    continue;
+                }
+                FST_ASSERT(i > 0);
+                retract_last(e);
+                break;
+            }
+            retract_last(e);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ draft */
+
+static enum fst_status draft(fst_engine *e)
+{
+    struct draft_batch *b = &e->draft;
+    int64_t t = engine_now_ns();
+
+    b->n = 0;
+    for (int i = 0; i < e->n_running; i++) {
+        fst_request *r = e->running[i];
+        if (!r->n_draft)
+            continue;
+        e->draft_slot[b->n] = r->slot;
+        e->draft_committed[b->n] = r->n_committed;
+        e->draft_anchor[b->n] = r->ids[r->n_known - 1];
+        e->draft_draw[b->n] = (struct draw_params){.temperature = r->sampling.temperature,
+                                                   .choice = r->sampling.choice,
+                                                   .seed = r->sampling.seed};
+        e->draft_out_pos[b->n] = (uint32_t)(r->n_known - r->n_prompt);
+        b->n++;
+    }
+    if (b->n == 0)
+        return FST_OK;
+    FST_TRY(model_draft(e->model, &e->kv, b));
+    for (int i = 0, k = 0; i < e->n_running; i++) {
+        fst_request *r = e->running[i];
+        if (!r->n_draft)
+            continue;
+        memcpy(r->ids + r->n_known, e->draft_ids + (int64_t)k++ * b->gamma,
+               (size_t)r->n_draft * sizeof *r->ids);
+    }
+    e->stats.draft_rounds += (uint64_t)b->n;
+    e->stats.draft_ns += (uint64_t)(engine_now_ns() - t);
+    return FST_OK;
+}
+
+/* ------------------------------------------------------------------ plan and forward */
+
+static bool wants_prompt_rows(const fst_request *r)
+{
+    return r->n_committed < r->n_prompt &&
+           (r->o.prompt_logprobs_from >= 0 || r->o.on_prompt_logits != NULL);
+}
+
+static void plan(fst_engine *e, struct step *step)
+{
+    for (int i = 0; i < e->n_running; i++) {
+        fst_request *r = e->running[i];
+        e->items[i] = (struct sched_item){.slot = r->slot,
+                                          .n_known = r->n_known,
+                                          .n_committed = r->n_committed,
+                                          .n_draft = r->n_draft,
+                                          .decoding = decoding(r),
+                                          .wants_logits = r->max_new > 0,
+                                          .wants_all_logits = wants_prompt_rows(r)};
+        e->slot_request[r->slot] = i;
+    }
+    sched_plan(&e->limits, e->items, e->n_running, e->spans, step);
+}
+
+/* Resolve the step's rows from slot state: ids, positions; and the rows that give logits. */
+static int resolve(fst_engine *e, const struct step *step, struct rows *rows)
+{
+    int row = 0, n_logits = 0;
+
+    for (int s = 0; s < step->n_spans; s++) {
+        const struct step_span *span = &step->span[s];
+        const fst_request *r = e->running[e->slot_request[span->slot]];
+        e->span_request[s] = e->running[e->slot_request[span->slot]];
+        e->span_first[s] = row;
+        e->span_logit[s] = n_logits;
+        for (int i = 0; i < span->n_rows; i++, row++) {
+            int64_t pos = r->n_committed + span->offset + i;
+            e->row_slot[row] = span->slot;
+            e->row_pos[row] = (int32_t)pos;
+            e->row_id[row] = r->ids[pos];
+            e->row_span[row] = s;
+            if (span->logits == STEP_LOGITS_ALL ||
+                (span->logits == STEP_LOGITS_LAST && i == span->n_rows - 1))
+                e->logit_row[n_logits++] = row;
+        }
+    }
+    e->span_first[step->n_spans] = row;
+    FST_ASSERT(row == step->n_rows);
+    *rows = (struct rows){.n_rows = row,
+                          .n_spans = step->n_spans,
+                          .slot = e->row_slot,
+                          .pos = e->row_pos,
+                          .id = e->row_id,
+                          .span = e->row_span,
+                          .span_first = e->span_first,
+                          .pages = e->kv.pages,
+                          .page_stride = e->kv.page_stride};
+    return n_logits;
+}
+
+/* ------------------------------------------------------------------ accept */
+
+/* Prompt rows of one span: call-back with the raw logits, then log-probabilities of the next prompt
+ * token.  Returns false when the call-back wants no more. */
+static bool score_prompt(fst_engine *e, fst_request *r, const struct step_span *span, float *logits)
+{
+    int vocab = e->info.vocab_size;
+    bool go_on = true;
+
+    for (int i = 0; i < span->n_rows && go_on; i++) {
+        float *l = logits + (int64_t)i * vocab;
+        int64_t pos = r->n_committed + i;
+        if (pos >= r->n_prompt)
+            break;
+        pthread_mutex_lock(&r->pub_lock);
+        if (r->o.on_prompt_logits)
+            go_on = r->o.on_prompt_logits(r->o.on_prompt_logits_ud, pos, l, vocab);
+        pthread_mutex_unlock(&r->pub_lock);
+        if (r->prompt_logprobs && pos + 1 < r->n_prompt && pos + 1 >= r->o.prompt_logprobs_from)
+            sample_score(&e->sampler, l, r->ids[pos + 1], &r->prompt_logprobs[pos + 1],
+                         r->o.prompt_top_logprobs,
+                         r->prompt_top + (pos + 1) * r->o.prompt_top_logprobs);
+    }
+    return go_on;
+}
+
+static void fill_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos)
+{
+    bool ban = (int64_t)out_pos < r->o.min_new_tokens;
+
+    e->sample[index] = (struct sample_row){.params = &r->sampling,
+                                           .out_pos = out_pos,
+                                           .banned = ban ? r->end_ids : NULL,
+                                           .n_banned = ban ? r->n_end_ids : 0,
+                                           .n_top = r->o.top_logprobs,
+                                           .top = e->tops + (int64_t)index * FST_TOP_LOGPROBS_MAX};
+}
+
+static bool is_stop_id(const fst_request *r, int32_t id)
+{
+    for (int i = 1; i < r->n_end_ids; i++) /* 0 is eos, which ignore_eos may have switched off */
+        if (r->end_ids[i] == id)
+            return true;
+    return id == r->eos_id;
+}
+
+/* Append the drawn tokens of rows first .. first+n-1 (of e->sample), one at a time, until a stop. */
+static struct engine_outcome append(fst_engine *e, fst_request *r, int first, int n)
+{
+    for (int i = 0; i < n; i++) {
+        const struct sample_row *s = &e->sample[first + i];
+        int64_t at = r->n_known - r->n_prompt;
+
+        if (s->id < 0)
+            return (struct engine_outcome){FST_FINISH_ERROR, -1, FST_ENUMERIC,
+                                           "the model's output holds a value that is not a number"};
+        r->ids[r->n_known++] = s->id;
+        if (r->logprobs)
+            r->logprobs[at] = s->logprob;
+        if (r->top)
+            memcpy(r->top + at * r->o.top_logprobs, s->top,
+                   (size_t)r->o.top_logprobs * sizeof *r->top);
+        e->stats.generation_tokens++;
+        e->window_tokens++;
+        r->last_ns = engine_now_ns();
+        if (!r->first_ns)
+            r->first_ns = r->last_ns;
+        if (is_stop_id(r, s->id))
+            return (struct engine_outcome){FST_FINISH_STOP, s->id, FST_OK, ""};
+        if (at + 1 == r->max_new)
+            return (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
+    }
+    return (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
+}
+
+/* Name the span's committed rows for injection: the drafter only ever looks `window` back. */
+static int name_rows(const fst_engine *e, int span_first, int n_rows, int n)
+{
+    for (int i = FST_MAX(0, n_rows - e->window); i < n_rows; i++)
+        e->inject_row[n++] = span_first + i;
+    return n;
+}
+
+static enum fst_status accept(fst_engine *e, const struct step *step, const struct rows *rows,
+                              float *logits, struct engine_outcome *outcome)
+{
+    int vocab = e->info.vocab_size, n_batch = 0, n_inject = 0;
+
+    /* Decode and verify spans come first in a step, so their logits rows are one block. */
+    for (int s = 0; s < step->n_spans && step->span[s].kind != STEP_PREFILL; s++) {
+        const fst_request *r = e->span_request[s];
+        FST_ASSERT(e->span_logit[s] == n_batch);
+        for (int i = 0; i < step->span[s].n_rows; i++)
+            fill_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
+        n_batch += step->span[s].n_rows;
+    }
+    if (n_batch > 0)
+        FST_TRY(sample_rows(&e->sampler, logits, e->sample, n_batch));
+
+    for (int s = 0; s < step->n_spans; s++) {
+        const struct step_span *span = &step->span[s];
+        fst_request *r = e->span_request[s];
+        int first = e->span_logit[s], n_commit = span->n_rows, n_emit = 0;
+
+        outcome[s] = (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
+        if (span->kind == STEP_PREFILL) {
+            bool ends = r->n_committed + span->n_rows == r->n_known;
+            if (!r->counted_prompt) {
+                r->counted_prompt = true;
+                e->stats.prompt_tokens += (uint64_t)r->n_prompt;
+            }
+            e->stats.prefill_rows += (uint64_t)span->n_rows;
+            if (wants_prompt_rows(r) &&
+                !score_prompt(e, r, span, logits + (int64_t)first * vocab)) {
+                outcome[s] = (struct engine_outcome){FST_FINISH_ABORT, -1, FST_ECANCELED, ""};
+                continue;
+            }
+            if (ends && r->max_new == 0) {
+                outcome[s] = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
+            } else if (ends) {
+                int at = span->logits == STEP_LOGITS_ALL ? first + span->n_rows - 1 : first;
+                fill_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
+                FST_TRY(sample_rows(&e->sampler, logits + (int64_t)at * vocab, e->sample, 1));
+                first = 0;
+                n_emit = 1;
+            }
+        } else {
+            int32_t draws[KERN_GAMMA_MAX + 1];
+            int k;
+            for (int i = 0; i < span->n_rows; i++)
+                draws[i] = e->sample[first + i].id;
+            k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
+            spec_count(&r->spec, span->n_rows - 1, k);
+            spec_count(&e->stats.spec, span->n_rows - 1, k);
+            n_emit = n_commit = k + 1;
+            if (span->kind == STEP_VERIFY)
+                e->stats.verify_rows += (uint64_t)span->n_rows;
+            else
+                e->stats.decode_rows++;
+        }
+        if (n_emit > 0)
+            outcome[s] = append(e, r, first, n_emit);
+        r->n_committed += n_commit;
+        if (outcome[s].finish == FST_FINISH_NONE) {
+            kv_commit(&e->kv, r->slot, r->n_committed);
+            if (e->drafting && !r->o.no_drafting)
+                n_inject = name_rows(e, e->span_first[s], n_commit, n_inject);
+        }
+    }
+    if (n_inject > 0) {
+        int64_t t = engine_now_ns();
+        FST_TRY(model_inject(e->model, &e->kv, rows, e->inject_row, n_inject));
+        e->stats.draft_ns += (uint64_t)(engine_now_ns() - t);
+    }
+    return FST_OK;
+}
+
+/* ------------------------------------------------------------------ deliver */
+
+static void copy_stats(fst_engine *e)
+{
+    struct door *d = e->door;
+
+    e->stats.running = e->n_running;
+    e->stats.slots_used = e->kv.spec.n_slots - e->kv.n_free_slots;
+    e->stats.kv_tokens_used = (e->kv.spec.n_pages - e->kv.n_free_pages) * KERN_PAGE;
+    pthread_mutex_lock(&d->lock);
+    if (d->reset_spec) {
+        d->reset_spec = false;
+        e->stats.spec = (struct fst_spec_stats){0};
+    }
+    e->stats.requests = d->stats.requests;
+    e->stats.waiting = d->n_waiting;
+    d->stats = e->stats;
+    pthread_mutex_unlock(&d->lock);
+}
+
+static void count_step(fst_engine *e, int64_t start_ns, const struct step *step)
+{
+    int64_t now = engine_now_ns();
+    uint64_t took = (uint64_t)(now - start_ns);
+    bool prefill = false, verify = false, decode = false;
+
+    for (int s = 0; s < step->n_spans; s++) {
+        prefill |= step->span[s].kind == STEP_PREFILL;
+        verify |= step->span[s].kind == STEP_VERIFY;
+        decode |= step->span[s].kind != STEP_PREFILL;
+    }
+    e->stats.steps++;
+    e->stats.step_ns += took;
+    *(prefill ? &e->stats.prefill_ns : verify ? &e->stats.verify_ns : &e->stats.decode_ns) += took;
+    e->stats.last_step_ns = now;
+    if (!decode)
+        return;
+    if (e->window_steps == 0)
+        e->window_ns = start_ns;
+    if (++e->window_steps == 40) {
+        e->stats.last_decode_tok_s =
+            (double)e->window_tokens / ((double)(now - e->window_ns) * 1e-9);
+        e->window_steps = 0;
+        e->window_tokens = 0;
+    }
+}
+
+/* Slots and statistics first, readers last: who sees the end of his request finds its slot free and
+ * its tokens counted. */
+static void deliver(fst_engine *e, const struct step *step, const struct engine_outcome *outcome)
+{
+    for (int s = 0; s < step->n_spans; s++)
+        for (int i = 0; outcome[s].finish != FST_FINISH_NONE && i < e->n_running; i++)
+            if (e->running[i] == e->span_request[s]) {
+                retire(e, i, outcome[s].finish);
+                break;
+            }
+    copy_stats(e);
+    for (int s = 0; s < step->n_spans; s++) {
+        fst_request *r = e->span_request[s];
+        if (outcome[s].finish == FST_FINISH_NONE)
+            request_publish(r);
+        else
+            request_finish(r, outcome[s].finish, outcome[s].matched, outcome[s].status,
+                           outcome[s].error);
+    }
+}
+
+/* A fault of the model itself: nobody's request can go on. */
+static void fail_all(fst_engine *e, enum fst_status rc)
+{
+    char text[256];
+
+    snprintf(text, sizeof text, "%s", fst_error_text());
+    while (e->n_running > 0)
+        end_running(e, e->n_running - 1, FST_FINISH_ERROR, rc, text);
+}
+
+static void one_step(fst_engine *e)
+{
+    int64_t start = engine_now_ns();
+    struct step step = {0};
+    struct rows rows;
+    float *logits = NULL;
+    int n_logits;
+    enum fst_status rc;
+
+    make_room(e);
+    if ((rc = draft(e)) < 0)
+        goto fault;
+    plan(e, &step);
+    n_logits = resolve(e, &step, &rows);
+    if ((rc = model_forward(e->model, &e->kv, &rows, e->logit_row, n_logits, &logits)) < 0)
+        goto fault;
+    if ((rc = accept(e, &step, &rows, logits, e->outcome)) < 0)
+        goto fault;
+    count_step(e, start, &step);
+    deliver(e, &step, e->outcome);
+    return;
+fault:
+    fail_all(e, rc);
+    copy_stats(e);
+}
+
+void *engine_thread(void *arg)
+{
+    fst_engine *e = arg;
+
+    while (intake(e)) {
+        drop_ended(e);
+        admit(e);
+        if (e->n_running > 0)
+            one_step(e);
+        else
+            copy_stats(e);
+    }
+    while (e->n_running > 0)
+        end_running(e, e->n_running - 1, FST_FINISH_ABORT, FST_ESHUTDOWN, "");
+    while (e->wait_first) {
+        fst_request *r = e->wait_first;
+        e->wait_first = r->next;
+        end_waiting(e, r, FST_FINISH_ABORT, FST_ESHUTDOWN, "");
+    }
+    copy_stats(e);
+    return NULL;
+}

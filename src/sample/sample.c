@@ -1,0 +1,223 @@
+/* sample.c - the pipeline of sample.h on top of the draw kernel.
+ *
+ * Rows without top-k, top-p, min-p and bans (nearly all) are drawn together by the kernel.  The
+ * others are drawn by the kernel too, after everything outside their kept set was overwritten with
+ * -inf: the draw over the kept set is then the draw over the row. */
+#include "sample/sample.h"
+
+#include <math.h>
+
+enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct stream *stream,
+                            int vocab, int max_rows, const int32_t *masked, int n_masked)
+{
+    size_t nr = (size_t)max_rows, nv = (size_t)vocab;
+    size_t bytes = nr * (sizeof *s->draw + sizeof *s->out_pos + sizeof *s->id + sizeof *s->lse) +
+                   nv * (sizeof *s->order + sizeof *s->saved) +
+                   (size_t)n_masked * sizeof *s->masked;
+    uint8_t *p;
+
+    FST_ASSERT(vocab > 0);
+    FST_ASSERT(max_rows > 0);
+    *s = (struct sampler){.kernels = k, .stream = stream, .vocab = vocab, .max_rows = max_rows};
+    s->block = mem_aligned(64, bytes);
+    if (!s->block)
+        return fst_error(FST_ENOMEM, "sampler: no memory for %zu bytes", bytes);
+    p = s->block;
+    s->draw = (struct draw_params *)(void *)p;
+    p += nr * sizeof *s->draw;
+    s->out_pos = (uint32_t *)(void *)p;
+    p += nr * sizeof *s->out_pos;
+    s->id = (int32_t *)(void *)p;
+    p += nr * sizeof *s->id;
+    s->lse = (float *)(void *)p;
+    p += nr * sizeof *s->lse;
+    s->order = (int32_t *)(void *)p;
+    p += nv * sizeof *s->order;
+    s->saved = (float *)(void *)p;
+    p += nv * sizeof *s->saved;
+    s->masked = (int32_t *)(void *)p;
+    for (int i = 0; i < n_masked; i++) {
+        FST_ASSERT(masked[i] >= 0 && masked[i] < vocab);
+        s->masked[i] = masked[i];
+    }
+    s->n_masked = n_masked;
+    return FST_OK;
+}
+
+void sample_release(struct sampler *s)
+{
+    mem_free(s->block);
+    *s = (struct sampler){0};
+}
+
+static void mask_row(const struct sampler *s, float *logits)
+{
+    for (int i = 0; i < s->n_masked; i++)
+        logits[s->masked[i]] = -INFINITY;
+}
+
+/* Better first: larger logit, then lower id.  A total order, so any sort gives the same list. */
+static bool better(const float *logits, int32_t a, int32_t b)
+{
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+}
+
+static void sift_down(const float *logits, int32_t *heap, int n, int i)
+{
+    for (;;) {
+        int worst = i, left = 2 * i + 1, right = left + 1;
+        if (left < n && better(logits, heap[worst], heap[left]))
+            worst = left;
+        if (right < n && better(logits, heap[worst], heap[right]))
+            worst = right;
+        if (worst == i)
+            return;
+        int32_t t = heap[i];
+        heap[i] = heap[worst];
+        heap[worst] = t;
+        i = worst;
+    }
+}
+
+/* The k best ids of the row, best first, into order[0..k-1]: a heap of k with the worst on top. */
+static int best_k(const float *logits, int vocab, int32_t *order, int k)
+{
+    int n = 0;
+
+    k = FST_MIN(k, vocab);
+    for (int32_t v = 0; v < vocab && n < k; v++)
+        order[n++] = v;
+    for (int i = n / 2 - 1; i >= 0; i--)
+        sift_down(logits, order, n, i);
+    for (int32_t v = n; v < vocab; v++)
+        if (better(logits, v, order[0])) {
+            order[0] = v;
+            sift_down(logits, order, n, 0);
+        }
+    for (int m = n - 1; m > 0; m--) { /* heap sort: the worst goes to the end */
+        int32_t t = order[0];
+        order[0] = order[m];
+        order[m] = t;
+        sift_down(logits, order, m, 0);
+    }
+    return n;
+}
+
+static void top_logprobs(struct sampler *s, const float *logits, float lse, int n_top,
+                         struct sample_top *top)
+{
+    int n = best_k(logits, s->vocab, s->order, n_top);
+    for (int i = 0; i < n_top; i++) {
+        bool have = i < n;
+        top[i].id = have ? s->order[i] : -1;
+        top[i].logprob = have ? logits[s->order[i]] - lse : -INFINITY;
+    }
+}
+
+/* Overwrite with -inf what top-k, top-p and min-p leave out. */
+static void keep_set(struct sampler *s, float *logits, const struct sample_params *p)
+{
+    int k = p->top_k > 0 ? FST_MIN(p->top_k, s->vocab) : s->vocab;
+    int n = best_k(logits, s->vocab, s->order, k);
+    double max = (double)logits[s->order[0]], sum = 0, cum = 0;
+    double inv = 1.0 / (double)p->temperature;
+
+    for (int i = 0; i < n; i++)
+        sum += exp(((double)logits[s->order[i]] - max) * inv);
+    if (p->top_p < 1.0f) {
+        int kept = 0;
+        while (kept < n) { /* shortest prefix whose mass reaches top_p */
+            cum += exp(((double)logits[s->order[kept++]] - max) * inv) / sum;
+            if (cum >= (double)p->top_p)
+                break;
+        }
+        n = kept;
+    }
+    if (p->min_p > 0.0f) {
+        int kept = 1;
+        while (kept < n && exp(((double)logits[s->order[kept]] - max) * inv) >= (double)p->min_p)
+            kept++;
+        n = kept;
+    }
+    for (int i = 0; i < n; i++)
+        s->saved[i] = logits[s->order[i]];
+    for (int v = 0; v < s->vocab; v++)
+        logits[v] = -INFINITY;
+    for (int i = 0; i < n; i++)
+        logits[s->order[i]] = s->saved[i];
+}
+
+enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n)
+{
+    struct draw_args a = {.logits = logits,
+                          .draw = s->draw,
+                          .out_pos = s->out_pos,
+                          .id = s->id,
+                          .lse = s->lse,
+                          .n = n,
+                          .vocab = s->vocab};
+
+    FST_ASSERT(n <= s->max_rows);
+    for (int i = 0; i < n; i++) {
+        const struct sample_params *p = row[i].params;
+        float *l = logits + (int64_t)i * s->vocab;
+        mask_row(s, l);
+        s->draw[i] = (struct draw_params){
+            .temperature = p->temperature, .choice = p->choice, .seed = p->seed};
+        s->out_pos[i] = row[i].out_pos;
+    }
+    FST_TRY(s->kernels->draw(&a, s->stream));
+    for (int i = 0; i < n; i++) {
+        const struct sample_params *p = row[i].params;
+        float *l = logits + (int64_t)i * s->vocab;
+        bool narrow = p->temperature > 0.0f &&
+                      (p->top_p < 1.0f || p->min_p > 0.0f || (p->top_k > 0 && p->top_k < s->vocab));
+        row[i].id = s->id[i];
+        if (row[i].id < 0)
+            continue;
+        if (row[i].n_top > 0)
+            top_logprobs(s, l, s->lse[i], row[i].n_top, row[i].top);
+        if (narrow || row[i].n_banned > 0) {
+            float lse = s->lse[i], ignored;
+            struct draw_args one = {.logits = l,
+                                    .draw = s->draw + i,
+                                    .out_pos = s->out_pos + i,
+                                    .id = &row[i].id,
+                                    .lse = &ignored,
+                                    .n = 1,
+                                    .vocab = s->vocab};
+            for (int b = 0; b < row[i].n_banned; b++)
+                l[row[i].banned[b]] = -INFINITY;
+            if (narrow)
+                keep_set(s, l, p);
+            FST_TRY(s->kernels->draw(&one, s->stream));
+            FST_ASSERT(row[i].id >= 0);
+            row[i].logprob = l[row[i].id] - lse;
+        } else {
+            row[i].logprob = l[row[i].id] - s->lse[i];
+        }
+    }
+    return FST_OK;
+}
+
+void sample_score(struct sampler *s, float *logits, int32_t id, float *logprob, int n_top,
+                  struct sample_top *top)
+{
+    static const struct draw_params greedy = {0};
+    static const uint32_t zero = 0;
+    int32_t ignored;
+    float lse;
+    struct draw_args one = {.logits = logits,
+                            .draw = &greedy,
+                            .out_pos = &zero,
+                            .id = &ignored,
+                            .lse = &lse,
+                            .n = 1,
+                            .vocab = s->vocab};
+
+    mask_row(s, logits);
+    s->kernels->draw(&one, s->stream);
+    *logprob = logits[id] - lse;
+    if (n_top > 0)
+        top_logprobs(s, logits, lse, n_top, top);
+}

@@ -1,0 +1,67 @@
+/* sample.h - logits to tokens: masks, temperature, top-k, top-p, min-p, the draw, log-probabilities.
+ *
+ * The pipeline of a row, in fp32: mask of ids that are never drawn (written as -inf into the logits
+ * before anything else) -> log-sum-exp of what is left, for reported log-probabilities -> ids
+ * banned at this position (end ids before min_new_tokens) -> temperature 0: argmax, lowest id on
+ * ties; else kept set by top-k, then top-p, then min-p over softmax(logits/T) -> draw: argmax of
+ * logits/T + Gumbel noise over the kept set (kernels.h, struct draw_params).  The noise depends on
+ * seed, choice, output position and id only, so a draw is the same alone, batched or verified.
+ *
+ * Engine thread only.  Nothing is allocated after sample_init. */
+#ifndef FST_SAMPLE_H
+#define FST_SAMPLE_H
+
+#include "base/base.h"
+#include "kernels/kernels.h"
+
+struct sample_params {
+    float temperature, top_p, min_p;
+    int top_k; /* <= 0 off */
+    uint64_t seed;
+    uint32_t choice;
+};
+
+struct sample_top {
+    int32_t id;
+    float logprob;
+};
+
+struct sample_row {
+    const struct sample_params *params; /* borrowed */
+    uint32_t out_pos;                   /* index of the token among the generated ones */
+    const int32_t *banned;              /* ids illegal at this position; NULL */
+    int n_banned;
+    int n_top;              /* alternatives wanted */
+    int32_t id;             /* out: the draw; -1: NaN in the row */
+    float logprob;          /* out: of id, from the raw logits */
+    struct sample_top *top; /* out: (n_top), best first, ties by id; NULL when n_top is 0 */
+};
+
+struct sampler {
+    const struct kernels *kernels; /* borrowed */
+    struct stream *stream;         /* borrowed */
+    int vocab, max_rows;
+    int32_t *masked; /* owned: ids never drawn */
+    int n_masked;
+    struct draw_params *draw; /* (max_rows) */
+    uint32_t *out_pos;
+    int32_t *id;
+    float *lse;
+    int32_t *order; /* (vocab) scratch of the kept set */
+    float *saved;   /* (vocab) */
+    void *block;
+};
+
+/* masked: (n_masked) ids, copied. */
+enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct stream *stream,
+                            int vocab, int max_rows, const int32_t *masked, int n_masked);
+void sample_release(struct sampler *s);
+
+/* Draw rows 0..n-1 of logits (n, vocab); logits is scratch afterwards. n <= max_rows. */
+enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n);
+
+/* log-probability of `id` and the n_top best of one row of raw logits (prompt scoring). */
+void sample_score(struct sampler *s, float *logits, int32_t id, float *logprob, int n_top,
+                  struct sample_top *top);
+
+#endif
