@@ -42,7 +42,7 @@ static inline int64_t round_up(int64_t a, int64_t b)
 void *mem_alloc(size_t size);
 void *mem_calloc(size_t n, size_t size);
 void *mem_realloc(void *p, size_t size);
-void *mem_aligned(size_t alignment, size_t size);  /* freed by mem_free too */
+void *mem_aligned(size_t alignment, size_t size); /* freed by mem_free too */
 char *mem_strdup(const char *s);
 void mem_free(void *p);
 void mem_fail_at(uint64_t n);
@@ -57,14 +57,14 @@ struct buf {
     size_t len, cap, limit;
     bool failed;
 };
-void buf_release(struct buf *b);             /* frees, back to zero */
-void buf_reset(struct buf *b);               /* keeps the memory */
+void buf_release(struct buf *b);              /* frees, back to zero */
+void buf_reset(struct buf *b);                /* keeps the memory */
 bool buf_reserve(struct buf *b, size_t more); /* room for `more` bytes; false when it failed */
 void buf_append(struct buf *b, const void *data, size_t len);
 void buf_puts(struct buf *b, const char *s);
 void buf_putc(struct buf *b, char c);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 const char *buf_str(const struct buf *b); /* never NULL */
-char *buf_detach(struct buf *b);          /* caller owns the NUL-terminated bytes; NULL on failure */
+char *buf_detach(struct buf *b); /* caller owns the NUL-terminated bytes; NULL on failure */
 
 #endif

@@ -30,12 +30,11 @@
 
 #include "base/json.h"
 
-#include <float.h>
-#include <locale.h>
 #include <math.h>
 #include <pthread.h>
 #include <xxhash.h>
 
+#include "base/number.h"
 #include "base/utf8.h"
 
 #define JSON_MAX_DEPTH 256
@@ -75,7 +74,6 @@ struct json_doc {
 };
 
 static pthread_once_t json_once = PTHREAD_ONCE_INIT;
-static locale_t json_locale; /* numbers have a point, whatever the program's locale says */
 
 /* jansson reports most failures to allocate as faults of the text. */
 static _Thread_local bool json_starved;
@@ -91,7 +89,6 @@ static void *json_alloc(size_t size)
 static void setup(void)
 {
     json_set_alloc_funcs(json_alloc, mem_free);
-    json_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
 }
 
 /* ---- 1. checking ------------------------------------------------------------------------------ */
@@ -585,7 +582,7 @@ bool json_real(json_val *v, double *out)
 {
     if (json_type_of(v) != JSON_NUMBER)
         return false;
-    *out = strtod_l(v->text, NULL, json_locale);
+    *out = number_parse(v->text, NULL);
     return true;
 }
 
@@ -707,65 +704,12 @@ void json_put_string_safe(struct buf *b, const char *s, size_t len)
     put_string(b, s, len, true);
 }
 
-/* The digits of |x| with the fewest that read back, as %e prints them: "d.ddde[+-]dd".  Below 16
- * digits every decimal is the nearest one of its length, so %e finds it; with 16 a neighbour can
- * read back where the nearest does not (2^-44: at powers of two the gap below is half the gap
- * above).  A subnormal number has fewer digits to begin with. */
-static void shortest(char out[40], double x)
-{
-    for (int digits = x < DBL_MIN ? 1 : 15; digits <= 17; digits++) {
-        locale_t before = uselocale(json_locale);
-        snprintf(out, 40, "%.*e", digits - 1, x);
-        uselocale(before);
-        if (strtod_l(out, NULL, json_locale) == x)
-            return;
-        if (digits == 16 && out[16] < '9') {
-            out[16]++; /* the last digit: one before the point, the point, 15 more */
-            if (strtod_l(out, NULL, json_locale) == x)
-                return;
-        }
-    }
-}
-
 void json_put_double(struct buf *b, double x)
 {
-    char e[40], digits[20];
-    int n = 0, exp10;
-
-    if (!isfinite(x)) {
+    if (isfinite(x))
+        number_put(b, x);
+    else
         buf_puts(b, "null");
-        return;
-    }
-    pthread_once(&json_once, setup);
-    if (signbit(x))
-        buf_putc(b, '-');
-    shortest(e, fabs(x));
-    for (const char *p = e; *p != 'e'; p++)
-        if (*p != '.')
-            digits[n++] = *p;
-    exp10 = (int)strtol(strchr(e, 'e') + 1, NULL, 10);
-    while (n > 1 && digits[n - 1] == '0')
-        n--;
-    if (exp10 >= -4 && exp10 < 0) {
-        buf_puts(b, "0.");
-        buf_append(b, "000", (size_t)(-exp10 - 1));
-        buf_append(b, digits, (size_t)n);
-    } else if (exp10 >= 0 && exp10 < 16) {
-        for (int i = 0; i <= exp10 || i < n; i++) {
-            if (i == exp10 + 1)
-                buf_putc(b, '.');
-            buf_putc(b, i < n ? digits[i] : '0');
-        }
-        if (n <= exp10 + 1)
-            buf_puts(b, ".0");
-    } else {
-        buf_putc(b, digits[0]);
-        if (n > 1) {
-            buf_putc(b, '.');
-            buf_append(b, digits + 1, (size_t)n - 1);
-        }
-        buf_printf(b, "e%c%02d", exp10 < 0 ? '-' : '+', exp10 < 0 ? -exp10 : exp10);
-    }
 }
 
 static void put_number(struct buf *b, json_val *v, enum json_style style)
