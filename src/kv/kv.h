@@ -56,8 +56,10 @@ struct kv {
     int32_t *free_pages, *free_slots; /* stacks */
     int64_t n_free_pages;
     int n_free_slots;
-    void *block;            /* owned: all the memory above in one allocation per kind */
-    struct kv_block { void *p; size_t bytes; } blocks[8 + 6 * KV_LAYERS_MAX];
+    struct kv_block {       /* owned: every array above and those of the layers */
+        void *p;
+        size_t bytes;
+    } blocks[4 + 5 * KV_LAYERS_MAX];
     int n_blocks;
 };
 

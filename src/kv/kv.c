@@ -1,0 +1,173 @@
+/* kv.c - KV memory: allocation, slots, pages, reading rows back. */
+#include <string.h>
+
+#include "kernels/rows.h"
+#include "kv/kv.h"
+#include "kv/layout.h"
+
+/* NULL for 0 bytes; *failed is set when memory is out. */
+static void *take(struct kv *kv, int64_t bytes, bool *failed)
+{
+    if (!bytes || *failed)
+        return NULL;
+    FST_ASSERT(kv->n_blocks < (int)FST_COUNT(kv->blocks));
+    void *p = device_alloc((size_t)bytes);
+    if (!p) {
+        *failed = true;
+        return NULL;
+    }
+    kv->blocks[kv->n_blocks++] = (struct kv_block){p, (size_t)bytes};
+    return p;
+}
+
+static void take_layer(struct kv *kv, int i, bool *failed)
+{
+    struct kv_layer *l = &kv->layer[i];
+    struct kv_layer_sizes z;
+    kv_layer_sizes(&kv->spec, i, &z);
+    kv->ring = z.ring;
+    *l = (struct kv_layer){.format = kv->spec.format,
+                           .n_rows = z.rows,
+                           .ring = z.ring,
+                           .compressed_base = z.window_rows,
+                           .ratio = kv->spec.ratio[i],
+                           .state_ring = z.state_ring,
+                           .index_format = kv->spec.index_format};
+    l->nope = take(kv, z.nope, failed);
+    l->rope = take(kv, z.rope, failed);
+    l->state = take(kv, z.state, failed);
+    l->index_keys = take(kv, z.index, failed);
+    l->index_state = take(kv, z.index_state, failed);
+}
+
+enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec)
+{
+    struct kv_plan plan;
+    bool failed = false;
+    *kv = (struct kv){.spec = *spec};
+    FST_TRY(kv_plan(spec, &plan));
+    for (int i = 0; i < spec->n_layers; i++)
+        take_layer(kv, i, &failed);
+    int64_t slots = (int64_t)spec->n_slots + 1;
+    kv->page_stride = (int)div_up(spec->context_length, KERN_PAGE);
+    kv->pages = take(kv, 4 * slots * kv->page_stride, &failed);
+    kv->slots = take(kv, slots * (int64_t)sizeof *kv->slots, &failed);
+    kv->free_pages = take(kv, 4 * spec->n_pages, &failed);
+    kv->free_slots = take(kv, 4 * slots, &failed);
+    if (failed) {
+        kv_release(kv);
+        return fst_error(FST_ENOMEM, "kv: %lld bytes for %d slots and %lld pages",
+                         (long long)plan.total_bytes, spec->n_slots, (long long)spec->n_pages);
+    }
+    /* Stacks with the lowest number on top; number 0 is the null one. */
+    for (int64_t i = spec->n_pages; i > 0; i--)
+        kv->free_pages[kv->n_free_pages++] = (int32_t)i;
+    for (int i = spec->n_slots; i > 0; i--)
+        kv->free_slots[kv->n_free_slots++] = i;
+    return FST_OK;
+}
+
+void kv_release(struct kv *kv)
+{
+    for (int i = kv->n_blocks; i > 0; i--)
+        device_free(kv->blocks[i - 1].p, kv->blocks[i - 1].bytes);
+    *kv = (struct kv){0};
+}
+
+static struct kv_slot *open_slot(const struct kv *kv, int slot)
+{
+    FST_ASSERT(slot > 0);
+    FST_ASSERT(slot <= kv->spec.n_slots);
+    FST_ASSERT(kv->slots[slot].used);
+    return &kv->slots[slot];
+}
+
+static int32_t *table(const struct kv *kv, int slot)
+{
+    return kv->pages + (int64_t)slot * kv->page_stride;
+}
+
+enum fst_status kv_slot_open(struct kv *kv, int *slot)
+{
+    if (kv->n_free_slots == 0)
+        return fst_error(FST_EBUDGET, "kv: all %d request slots are taken", kv->spec.n_slots);
+    *slot = kv->free_slots[--kv->n_free_slots];
+    struct kv_slot *s = &kv->slots[*slot];
+    FST_ASSERT(!s->used);
+    FST_ASSERT(s->n_pages == 0);
+    s->used = true;
+    s->generation++;
+    s->n_committed = 0;
+    return FST_OK;
+}
+
+void kv_slot_close(struct kv *kv, int slot)
+{
+    struct kv_slot *s = open_slot(kv, slot);
+    int32_t *pages = table(kv, slot);
+    for (int64_t i = s->n_pages; i > 0; i--) {
+        FST_ASSERT(pages[i - 1] > 0);
+        kv->free_pages[kv->n_free_pages++] = pages[i - 1];
+        pages[i - 1] = 0;
+    }
+    FST_ASSERT(kv->n_free_pages <= kv->spec.n_pages);
+    s->n_pages = 0;
+    s->n_committed = 0;
+    s->used = false;
+    kv->free_slots[kv->n_free_slots++] = slot;
+}
+
+enum fst_status kv_reserve(struct kv *kv, int slot, int64_t n_positions)
+{
+    struct kv_slot *s = open_slot(kv, slot);
+    if (n_positions > kv->spec.context_length)
+        return fst_error(FST_EINVAL, "kv: %lld positions asked for, context_length is %lld",
+                         (long long)n_positions, (long long)kv->spec.context_length);
+    int64_t more = div_up(n_positions, KERN_PAGE) - s->n_pages;
+    if (more > kv->n_free_pages)
+        return fst_error(FST_EBUDGET, "kv: %lld pages asked for, %lld of %lld are free",
+                         (long long)more, (long long)kv->n_free_pages, (long long)kv->spec.n_pages);
+    for (; more > 0; more--)
+        table(kv, slot)[s->n_pages++] = kv->free_pages[--kv->n_free_pages];
+    return FST_OK;
+}
+
+void kv_commit(struct kv *kv, int slot, int64_t n)
+{
+    struct kv_slot *s = open_slot(kv, slot);
+    FST_ASSERT(n >= s->n_committed);
+    FST_ASSERT(n <= KERN_PAGE * s->n_pages);
+    s->n_committed = n;
+}
+
+static void read_row(const struct kv *kv, int layer, int64_t row, float *out)
+{
+    rows_load(&kv->layer[layer], row, out, kv->spec.head_dim, kv->spec.rope_dim);
+}
+
+static void check_layer(const struct kv *kv, int layer)
+{
+    FST_ASSERT(layer >= 0);
+    FST_ASSERT(layer < kv->spec.n_layers);
+}
+
+void kv_read_window(const struct kv *kv, int layer, int slot, int64_t pos, float *out)
+{
+    check_layer(kv, layer);
+    open_slot(kv, slot);
+    read_row(kv, layer, rows_window(&kv->layer[layer], slot, pos), out);
+}
+
+void kv_read_entry(const struct kv *kv, int layer, int slot, int64_t entry, float *out)
+{
+    check_layer(kv, layer);
+    FST_ASSERT(entry * kv->spec.ratio[layer] < KERN_PAGE * open_slot(kv, slot)->n_pages);
+    read_row(kv, layer, rows_entry(&kv->layer[layer], table(kv, slot), entry), out);
+}
+
+void kv_read_index(const struct kv *kv, int layer, int slot, int64_t entry, float *out)
+{
+    check_layer(kv, layer);
+    FST_ASSERT(entry * 4 < KERN_PAGE * open_slot(kv, slot)->n_pages);
+    rows_index_load(&kv->layer[layer], table(kv, slot), entry, out, kv->spec.index_dim);
+}

@@ -1,0 +1,110 @@
+/* plan.c - sizes of all KV memory, before any of it exists. */
+#include "kernels/rows.h"
+#include "kv/kv.h"
+#include "kv/layout.h"
+
+static enum fst_status wrong(const char *field, int64_t value, const char *expected)
+{
+    return fst_error(FST_EINVAL, "kv: %s is %lld, expected %s", field, (long long)value, expected);
+}
+
+static enum fst_status check_counts(const struct kv_spec *s)
+{
+    if (s->n_layers < 1 || s->n_layers > KV_LAYERS_MAX)
+        return wrong("n_layers", s->n_layers, "1 to 136");
+    if (s->n_slots < 1 || s->n_slots > 1 << 20)
+        return wrong("n_slots", s->n_slots, "1 to 1048576");
+    if (s->n_pages < 1 || s->n_pages > 1 << 30)
+        return wrong("n_pages", s->n_pages, "1 to 2^30");
+    if (s->context_length < 1 || s->context_length > 1 << 30)
+        return wrong("context_length", s->context_length, "1 to 2^30");
+    if (s->window < 1 || s->window > 1 << 20)
+        return wrong("window", s->window, "1 to 1048576");
+    if (s->lag < 0 || s->lag > 8)
+        return wrong("lag", s->lag, "0 to 8");
+    /* A verify step reads its own rows from the batch and older inputs from the state, which it then
+     * overwrites: block*(1+lag) <= state - 8 + 2 keeps what the next step needs (ratio 4 is the
+     * narrow one). */
+    if (s->block < 1 || s->block * (1 + s->lag) > KV_STATE4 - 8 + 2)
+        return wrong("block", s->block, "at least 1, times (1 + lag) at most 26");
+    return FST_OK;
+}
+
+static enum fst_status check_widths(const struct kv_spec *s)
+{
+    bool indexed = false;
+    for (int l = 0; l < s->n_layers; l++) {
+        if (s->ratio[l] != 0 && s->ratio[l] != 4 && s->ratio[l] != 128)
+            return wrong("ratio", s->ratio[l], "0, 4 or 128");
+        indexed = indexed || s->ratio[l] == 4;
+    }
+    if (s->head_dim < 2 || s->head_dim > 1024)
+        return wrong("head_dim", s->head_dim, "2 to 1024");
+    if (s->rope_dim < 2 || s->rope_dim > s->head_dim || s->rope_dim % 2)
+        return wrong("rope_dim", s->rope_dim, "an even number up to head_dim");
+    if (s->format != ROW_BF16 && s->format != ROW_FP8 && s->format != ROW_F32)
+        return wrong("format", s->format, "a row format");
+    if (s->format == ROW_FP8 && s->head_dim != ROWS_FP8_DIM)
+        return wrong("head_dim", s->head_dim, "512 for fp8 rows");
+    if (s->format == ROW_FP8 && s->rope_dim != ROWS_FP8_DIM - ROWS_FP8_NOPE)
+        return wrong("rope_dim", s->rope_dim, "64 for fp8 rows");
+    if (!indexed)
+        return FST_OK;
+    if (s->index_format != INDEX_FP4 && s->index_format != INDEX_FP8 &&
+        s->index_format != INDEX_F32)
+        return wrong("index_format", s->index_format, "an index format");
+    if (s->index_dim < 2 || s->index_dim > 1024)
+        return wrong("index_dim", s->index_dim, "2 to 1024");
+    if (s->index_format != INDEX_F32 && s->index_dim != ROWS_INDEX_DIM)
+        return wrong("index_dim", s->index_dim, "128 for fp4 and fp8 index keys");
+    return FST_OK;
+}
+
+void kv_layer_sizes(const struct kv_spec *s, int layer, struct kv_layer_sizes *out)
+{
+    int ratio = s->ratio[layer], per_page = ratio ? KERN_PAGE / ratio : 0;
+    int64_t slots = (int64_t)s->n_slots + 1, pages = s->n_pages + 1;
+    int64_t row = rows_bytes(s->format, s->head_dim);
+    int64_t rope = s->format == ROW_FP8 ? ROWS_ROPE_BYTES : 0;
+    *out = (struct kv_layer_sizes){.ring = s->window + s->block * (1 + s->lag) - 1};
+    out->window_rows = slots * out->ring;
+    out->rows = out->window_rows + pages * per_page;
+    out->nope = out->rows * row;
+    out->rope = out->rows * rope;
+    out->row = row + rope;
+    out->state_ring = ratio == 4 ? KV_STATE4 : ratio ? KV_STATE128 : 0;
+    out->state_slot = (int64_t)out->state_ring * 2 * (ratio == 4 ? 2 : 1) * s->head_dim * 4;
+    out->state = slots * out->state_slot;
+    if (ratio == 4) {
+        out->index_page = rows_index_page_bytes(s->index_format, s->index_dim);
+        out->index = pages * out->index_page;
+        out->index_state_slot = (int64_t)KV_STATE4 * 4 * s->index_dim * 4;
+        out->index_state = slots * out->index_state_slot;
+    }
+}
+
+enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out)
+{
+    struct kv_plan p = {0};
+    FST_TRY(check_counts(spec));
+    FST_TRY(check_widths(spec));
+    for (int l = 0; l < spec->n_layers; l++) {
+        struct kv_layer_sizes z;
+        kv_layer_sizes(spec, l, &z);
+        p.window_bytes += z.window_rows * z.row;
+        p.compressed_bytes += (z.rows - z.window_rows) * z.row;
+        p.index_bytes += z.index;
+        p.state_bytes += z.state + z.index_state;
+        p.bytes_per_slot += z.ring * z.row + z.state_slot + z.index_state_slot;
+        if (spec->ratio[l])
+            p.bytes_per_full_token += (double)z.row / spec->ratio[l];
+        p.bytes_per_full_token += (double)z.index_page / KERN_PAGE;
+    }
+    int64_t slots = (int64_t)spec->n_slots + 1;
+    p.table_bytes = 4 * slots * div_up(spec->context_length, KERN_PAGE) +
+                    slots * (int64_t)sizeof(struct kv_slot) + 4 * spec->n_pages + 4 * slots;
+    p.total_bytes =
+        p.window_bytes + p.compressed_bytes + p.index_bytes + p.state_bytes + p.table_bytes;
+    *out = p;
+    return FST_OK;
+}
