@@ -28,7 +28,8 @@ struct model_opts {
     bool profile;                  /* keep model_timings */
 };
 
-/* Take ownership of nothing but memory: weights are borrowed and outlive the model. */
+/* Take ownership of nothing but memory: weights are borrowed and outlive the model.  FST_ENOMEM;
+ * FST_EINVAL when drafting is asked of weights without a draft. */
 enum fst_status model_open(struct model **out, const struct weights *w, const struct model_opts *o);
 void model_free(struct model *m);
 size_t model_scratch_bytes(const struct weights *w, const struct model_opts *o, int n_threads);
@@ -42,13 +43,15 @@ void model_kv_spec(const struct weights *w, bool drafting, struct kv_spec *spec)
  * rows->n_rows <= max_rows.  Writes KV of every row (kv must hold pages for all positions).
  * logit_row: (n_logits) rows, ascending, whose logits are wanted; logits: (n_logits, vocab), owned
  * by the model, valid until the next call.  Captured rows (n_rows, S*D) stay inside for
- * model_inject. */
+ * model_inject, the streams (n_rows, 4, D) for model_mtp_forward.  A token id outside the vocabulary
+ * is FST_EINVAL (nothing was written then); everything else that is wrong with rows is our own
+ * mistake: an assertion.  rows->pages must be kv's table. */
 enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows *rows,
                               const int32_t *logit_row, int n_logits, float **logits);
 
 /* Project the captured rows named by `row` (indices into the last model_forward's rows, ascending,
- * n <= max_rows) and store them in the stages' windows at the rows' positions.  Only the last
- * `window` positions of each slot need to be named. */
+ * n <= max_rows; those of one span adjacent) and store them in the stages' windows at the rows'
+ * positions.  Only the last `window` positions of each slot need to be named. */
 enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *rows,
                              const int32_t *row, int n);
 
@@ -66,6 +69,14 @@ struct draft_batch {
     float *conf;
 };
 enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_batch *b);
+
+/* The classic MTP block over all rows of the last model_forward: next_id[i] is the token after row i
+ * (n_rows of them), the block's own window is written at the rows' positions.  logits of the picked
+ * rows (n_logits, vocab): for the token after next_id.  Needs weights with an MTP block and
+ * `drafting`.  Streams are kept, so that the call may be repeated with other ids. */
+enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct rows *rows,
+                                  const int32_t *next_id, const int32_t *logit_row, int n_logits,
+                                  float **logits);
 
 /* Names of the blocks and the time spent in each since the last reset (ns), for bench step. */
 struct model_timing {

@@ -1,24 +1,8 @@
 /* draw.c - tokens from logits: Gumbel noise by counter, the Markov chain of a draft block. */
 #include <math.h>
 
+#include "kernels/philox.h"
 #include "kernels/ref/ref.h"
-
-/* Word 0 of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"). */
-static uint32_t philox(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2)
-{
-    uint32_t c[4] = {c0, c1, c2, 0}, k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c[1] ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c[3] ^ k1;
-        c[0] = n0;
-        c[1] = (uint32_t)p1;
-        c[2] = n2;
-        c[3] = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return c[0];
-}
 
 /* Lowest id with the largest logit/temperature + noise; entries that are no numbers never win. */
 static int32_t pick(const float *logit, int vocab, const struct draw_params *d, uint32_t out_pos)
@@ -27,10 +11,9 @@ static int32_t pick(const float *logit, int vocab, const struct draw_params *d, 
     int32_t id = 0;
     for (int32_t v = 0; v < vocab; v++) {
         double x = (double)logit[v];
-        if (d->temperature > 0) {
-            double u = ((double)philox(d->seed, (uint32_t)v, out_pos, d->choice) + 0.5) * 0x1p-32;
-            x = x / (double)d->temperature - log(-log(u));
-        }
+        if (d->temperature > 0) /* the noise's bits are philox.h's in every kernel */
+            x = x / (double)d->temperature +
+                (double)philox_gumbel(d->seed, (uint32_t)v, out_pos, d->choice);
         if (x > best) {
             best = x;
             id = v;

@@ -1,0 +1,223 @@
+/* open.c - layers, workspace and limits of a model: all the memory a step will ever use. */
+#include "model/v4/v4.h"
+
+static int gamma_of(const struct weights *w, const struct model_opts *o)
+{
+    return o->drafting && w->config.has_dspark ? w->config.gamma : 0;
+}
+
+static int rows_of(const struct weights *w, const struct model_opts *o)
+{
+    return FST_MAX(o->max_rows, o->max_requests * gamma_of(w, o));
+}
+
+static struct kernel_limits limits_of(const struct weights *w, const struct model_opts *o)
+{
+    const struct model_config *c = &w->config;
+    return (struct kernel_limits){.n_rows = rows_of(w, o),
+                                  .dim = c->hidden_size,
+                                  .n_heads = c->n_heads,
+                                  .head_dim = c->head_dim,
+                                  .q_rank = c->q_lora_rank,
+                                  .o_rank = c->o_lora_rank,
+                                  .groups = c->o_groups,
+                                  .moe_dim = c->moe_dim,
+                                  .n_experts = c->n_experts,
+                                  .k = c->n_experts_per_token,
+                                  .index_heads = c->index_heads,
+                                  .index_dim = c->index_dim,
+                                  .topk = c->index_topk,
+                                  .n_stages = o->drafting ? w->n_stages : 0,
+                                  .vocab = c->vocab_size,
+                                  .markov_rank = gamma_of(w, o) ? c->markov_rank : 0,
+                                  .window = c->window,
+                                  .max_entries = o->context_length / 4};
+}
+
+size_t model_scratch_bytes(const struct weights *w, const struct model_opts *o, int n_threads)
+{
+    struct kernel_limits l = limits_of(w, o);
+    return kernels_scratch_bytes(o->kernels, &l, n_threads);
+}
+
+void model_kv_spec(const struct weights *w, bool drafting, struct kv_spec *spec)
+{
+    const struct model_config *c = &w->config;
+    int stages = drafting ? w->n_stages : 0;
+    FST_ASSERT(c->n_layers + stages <= KV_LAYERS_MAX);
+    spec->n_layers = c->n_layers + stages;
+    for (int l = 0; l < spec->n_layers; l++)
+        spec->ratio[l] = l < c->n_layers ? w->layer[l].ratio : 0;
+    spec->head_dim = c->head_dim;
+    spec->rope_dim = c->rope_dim;
+    spec->index_dim = c->index_dim;
+    spec->window = c->window;
+}
+
+const struct model_config *model_config_of(const struct model *m)
+{
+    return m->c;
+}
+
+/* ---------------------------------------------------------------- workspace */
+
+/* One walk over the workspace: with base NULL it only counts. */
+struct carve {
+    uint8_t *base;
+    size_t used;
+};
+
+static void *carve(struct carve *c, int64_t n, int64_t m, size_t size)
+{
+    void *p = c->base ? c->base + c->used : NULL;
+    c->used += (size_t)round_up(n * m * (int64_t)size, 64);
+    return p;
+}
+
+static float *floats(struct carve *c, int64_t n, int64_t m)
+{
+    return carve(c, n, m, sizeof(float));
+}
+
+static int32_t *ints(struct carve *c, int64_t n, int64_t m)
+{
+    return carve(c, n, m, sizeof(int32_t));
+}
+
+static void lay_out(struct model *m, struct carve *v)
+{
+    const struct model_config *c = m->c;
+    const struct model_opts *o = &m->opts;
+    struct v4_work *w = &m->work;
+    int64_t n = m->max_rows, dim = c->hidden_size, heads = (int64_t)c->n_heads * c->head_dim;
+    int64_t stages = gamma_of(m->w, o) ? m->n_stages : 0;
+    int64_t drafts = (int64_t)o->max_requests * gamma_of(m->w, o);
+    w->x = floats(v, n, KERN_HC * dim);
+    w->draft_x = floats(v, m->n_stages ? n : 0, KERN_HC * dim);
+    w->mix = floats(v, n, KERN_MIX);
+    w->a = floats(v, n, dim);
+    w->y = floats(v, n, dim);
+    w->qr = floats(v, n, c->q_lora_rank);
+    w->kv = floats(v, n, c->head_dim);
+    w->cmp = floats(v, n, 4 * c->head_dim);
+    w->idx = floats(v, n, 4 * c->index_dim);
+    w->iw = floats(v, n, c->index_heads);
+    w->q = floats(v, n, heads);
+    w->qi = floats(v, n, (int64_t)c->index_heads * c->index_dim);
+    w->o = floats(v, n, heads);
+    w->sel = ints(v, n, c->index_topk);
+    w->n_sel = ints(v, n, 1);
+    w->expert = ints(v, n, c->n_experts_per_token);
+    w->weight = floats(v, n, c->n_experts_per_token);
+    for (int i = 0; i < 2; i++)
+        w->cs[i] = floats(v, n, c->rope_dim);
+    w->captured = floats(v, o->max_rows, stages * dim);
+    w->gathered = floats(v, o->max_rows, stages * dim);
+    w->head_y = floats(v, o->max_logits, dim);
+    w->logits = floats(v, o->max_logits, c->vocab_size);
+    w->draft_y = floats(v, drafts, dim);
+    w->draft_logits = floats(v, drafts, c->vocab_size);
+    w->slot = ints(v, n, 1);
+    w->pos = ints(v, n, 1);
+    w->id = ints(v, n, 1);
+    w->span = ints(v, n, 1);
+    w->span_first = ints(v, n + 1, 1);
+    w->pick = ints(v, n, 1);
+}
+
+static struct expert_mats *view(struct v4_layer *l, const struct layer_weights *w, int n_experts,
+                                int pool, struct expert_mats *mats)
+{
+    l->w = w;
+    l->pool = pool;
+    l->experts = mats;
+    for (int e = 0; e < n_experts; e++) {
+        const struct expert_weights *x = &w->ffn.experts[e];
+        mats[e] = (struct expert_mats){.w1 = x->w1, .w3 = x->w3, .w2 = x->w2};
+    }
+    const struct expert_weights *x = &w->ffn.shared;
+    l->shared = (struct expert_mats){.w1 = x->w1, .w3 = x->w3, .w2 = x->w2};
+    return mats + n_experts;
+}
+
+static void view_layers(struct model *m)
+{
+    struct expert_mats *mats = m->mats;
+    for (int i = 0; i < m->n_layers; i++)
+        mats = view(&m->layer[i], &m->w->layer[i], m->c->n_experts, i, mats);
+    for (int i = 0; i < m->n_stages; i++)
+        mats = view(&m->stage[i], &m->w->stage[i], m->c->n_experts, m->n_layers + i, mats);
+    for (int i = 0; gamma_of(m->w, &m->opts) && i < m->n_stages; i++) {
+        int target = m->c->target_layer[i];
+        FST_ASSERT(target >= 0);
+        FST_ASSERT(target < m->n_layers);
+        FST_ASSERT(!m->layer[target].capture);
+        m->layer[target].capture = m->work.captured + (int64_t)i * m->c->hidden_size;
+    }
+}
+
+static void check_opts(const struct weights *w, const struct model_opts *o)
+{
+    const struct model_config *c = &w->config;
+    FST_ASSERT(o->max_rows > 0);
+    FST_ASSERT(o->max_logits > 0);
+    FST_ASSERT(o->max_requests > 0);
+    FST_ASSERT(o->context_length > 0);
+    FST_ASSERT(c->n_layers <= CONFIG_LAYERS_MAX);
+    FST_ASSERT(w->n_stages <= CONFIG_STAGES_MAX);
+    FST_ASSERT(c->gamma <= KERN_GAMMA_MAX);
+    FST_ASSERT(o->stream->scratch_bytes >=
+               model_scratch_bytes(w, o, pool_threads(o->stream->pool)));
+}
+
+enum fst_status model_open(struct model **out, const struct weights *w, const struct model_opts *o)
+{
+    static const char *const name[V4_BLOCKS] = {
+#define V4_NAME(entry, args) #entry,
+        KERNELS_MAP(V4_NAME)
+#undef V4_NAME
+    };
+    *out = NULL;
+    check_opts(w, o);
+    if (o->drafting && !(w->n_stages && (w->config.has_dspark || w->config.has_mtp)))
+        return fst_error(FST_EINVAL, "drafting: this checkpoint has no draft stages");
+    struct model *m = mem_calloc(1, sizeof *m);
+    if (!m)
+        return fst_error(FST_ENOMEM, "model: %zu bytes", sizeof *m);
+    m->w = w;
+    m->c = &w->config;
+    m->kernels = o->kernels;
+    m->stream = o->stream;
+    m->opts = *o;
+    m->n_layers = w->config.n_layers;
+    m->n_stages = o->drafting ? w->n_stages : 0;
+    m->max_rows = rows_of(w, o);
+    for (int i = 0; i < V4_BLOCKS; i++)
+        m->timing[i].name = name[i];
+
+    struct carve count = {0};
+    lay_out(m, &count);
+    m->block_bytes = count.used;
+    m->block = device_alloc(m->block_bytes);
+    size_t mats = (size_t)(m->n_layers + m->n_stages) * (size_t)w->config.n_experts;
+    m->mats = mem_calloc(mats, sizeof *m->mats);
+    if (!m->block || !m->mats) {
+        size_t bytes = m->block_bytes + mats * sizeof *m->mats;
+        model_free(m);
+        return fst_error(FST_ENOMEM, "model workspace: %zu bytes for %d rows", bytes, o->max_rows);
+    }
+    struct carve take = {.base = m->block};
+    lay_out(m, &take);
+    view_layers(m);
+    *out = m;
+    return FST_OK;
+}
+
+void model_free(struct model *m)
+{
+    if (!m)
+        return;
+    device_free(m->block, m->block_bytes);
+    mem_free(m->mats);
+    mem_free(m);
+}

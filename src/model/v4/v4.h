@@ -1,0 +1,113 @@
+/* v4.h - inside of a DeepSeek-V4 model: layers, workspace, one launch function per block.
+ *
+ * Everything is sized in open.c and stays; forward.c, draft.c and mtp.c read as the paper does and
+ * share attention.c, moe.c and head.c. */
+#ifndef FST_MODEL_V4_H
+#define FST_MODEL_V4_H
+
+#include "model/model.h"
+#include "weights/weights.h"
+
+/* One layer of the trunk or of the drafter. */
+struct v4_layer {
+    const struct layer_weights *w; /* borrowed */
+    struct expert_mats *experts;   /* (n_experts) views, owned by the model */
+    struct expert_mats shared;
+    int pool;       /* kv->layer[pool] holds its rows; several layers may share one */
+    float *capture; /* column of the captured hidden rows, or NULL */
+};
+
+/* Index of a block in the timing table. */
+enum {
+#define V4_INDEX(entry, args) V4_##entry,
+    KERNELS_MAP(V4_INDEX)
+#undef V4_INDEX
+        V4_BLOCKS
+};
+
+/* n: most rows of a step or of a draft batch, whichever is more. */
+struct v4_work {
+    float *x;                      /* (n, 4, D) streams of the last model_forward */
+    float *draft_x;                /* (n, 4, D) streams of the drafter */
+    float *mix;                    /* (n, 24) */
+    float *a, *y;                  /* (n, D) input and output of a sublayer */
+    float *qr, *kv;                /* (n, Q), (n, C) */
+    float *cmp, *idx, *iw;         /* (n, 4C), (n, 4CI), (n, HI) */
+    float *q, *qi, *o;             /* (n, H*C), (n, HI*CI), (n, H*C) */
+    int32_t *sel, *n_sel;          /* (n, topk), (n) */
+    int32_t *expert;               /* (n, k) */
+    float *weight;                 /* (n, k) */
+    float *cs[2];                  /* (n, R) cos and sin: ratio 0, compressed layers */
+    float *captured;               /* (max_rows, S*D) */
+    float *gathered;               /* (max_rows, S*D) rows picked for injection */
+    float *head_y, *logits;        /* (max_logits, D), (max_logits, V) */
+    float *draft_y, *draft_logits; /* (max_requests*gamma, D), (.., V) */
+    int32_t *slot, *pos, *id, *span, *span_first, *pick; /* (n), span_first n + 1: own rows */
+};
+
+struct model {
+    const struct weights *w;       /* borrowed */
+    const struct model_config *c;  /* of w */
+    const struct kernels *kernels; /* borrowed */
+    struct stream *stream;         /* borrowed */
+    struct model_opts opts;
+    int n_layers, n_stages;
+    struct v4_layer layer[CONFIG_LAYERS_MAX], stage[CONFIG_STAGES_MAX];
+    struct v4_work work;
+    struct expert_mats *mats; /* owned: all layers' views */
+    void *block;              /* owned: the workspace */
+    size_t block_bytes;
+    int max_rows; /* n of the workspace */
+    struct model_timing timing[V4_BLOCKS];
+};
+
+int64_t v4_now(void);
+
+/* v4_run_seam(m, &args) and so on: the kernel, timed when asked for. */
+#define V4_RUN(entry, args)                                                                        \
+    static inline enum fst_status v4_run_##entry(struct model *m, const args *a)                   \
+    {                                                                                              \
+        if (!m->opts.profile)                                                                      \
+            return m->kernels->entry(a, m->stream);                                                \
+        int64_t start = v4_now();                                                                  \
+        enum fst_status rc = m->kernels->entry(a, m->stream);                                      \
+        m->timing[V4_##entry].ns += v4_now() - start;                                              \
+        m->timing[V4_##entry].calls++;                                                             \
+        return rc;                                                                                 \
+    }
+KERNELS_MAP(V4_RUN)
+#undef V4_RUN
+
+/* ---------------------------------------------------------------- parts of a layer */
+
+/* cos and sin of rows->pos into work.cs; compressed: also the second table. */
+enum fst_status v4_rope(struct model *m, const struct rows *rows, bool compressed);
+
+/* work.a -> work.y through attention; KV rows of the step are written, the ring (ATTN_CAUSAL)
+ * after the attention. */
+enum fst_status v4_attention(struct model *m, const struct v4_layer *l, struct kv *kv,
+                             const struct rows *rows, enum attn_mode mode);
+
+/* work.a -> work.y through the experts. */
+enum fst_status v4_moe(struct model *m, const struct v4_layer *l, const struct rows *rows);
+
+/* Finish the sublayer whose output is y (NULL: none yet) and start the site of `hc` (NULL: none
+ * follows) with `norm`. */
+enum fst_status v4_seam(struct model *m, float *x, int n_rows, const float *y,
+                        const struct hc_weights *hc, const float *norm, float *capture);
+
+/* A whole layer: from the seam before its attention to its experts' output in work.y. */
+enum fst_status v4_layer(struct model *m, const struct v4_layer *l, struct kv *kv,
+                         const struct rows *rows, enum attn_mode mode, float *x, const float *y,
+                         float *capture);
+
+/* Collapse, norm and logits of the picked rows. */
+enum fst_status v4_head(struct model *m, const float *x, const struct hc_weights *hc,
+                        const float *norm, const int32_t *row, int n, float *y, float *logits);
+
+/* Our own mistakes in rows stop the program; a foreign token id is FST_EINVAL. */
+enum fst_status v4_check_rows(const struct model *m, const struct kv *kv, const struct rows *rows,
+                              const int32_t *id);
+void v4_check_picks(const int32_t *row, int n, int n_rows, int max);
+
+#endif
