@@ -43,9 +43,15 @@ static int teardown(void **state)
 
 static void open_t1(struct rig *r, struct weights *w)
 {
-    struct rig_opts o = {.w = w, .precision = PRECISION_REFERENCE, .format = ROW_F32,
-                         .index_format = INDEX_F32, .max_rows = T, .n_slots = 1, .context = 512,
-                         .threads = 2, .drafting = true};
+    struct rig_opts o = {.w = w,
+                         .precision = PRECISION_REFERENCE,
+                         .format = ROW_F32,
+                         .index_format = INDEX_F32,
+                         .max_rows = T,
+                         .n_slots = 1,
+                         .context = 512,
+                         .threads = 2,
+                         .drafting = true};
     rig_open(r, &o);
 }
 
