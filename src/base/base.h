@@ -1,8 +1,9 @@
 /* base.h - what every folder stands on: assertions, memory, byte buffers, small maths.
  *
  * Further headers of this folder (each the interface of one file): json.h (JSON in and out),
- * log.h, options.h (one table for flags, environment and help), pool.h (worker threads),
- * clock.h, file.h (whole files and mappings), utf8.h, rng.h.  base knows no model, device or HTTP. */
+ * options.h (one table for flags, environment and help), log.h, pool.h (worker threads), file.h
+ * (whole files and mappings), utf8.h, number.h (numbers as text), hash.h, arena.h, rng.h, clock.h,
+ * progress.h.  base knows no model, device or HTTP. */
 #ifndef FST_BASE_H
 #define FST_BASE_H
 

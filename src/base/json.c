@@ -32,8 +32,8 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <xxhash.h>
 
+#include "base/hash.h"
 #include "base/number.h"
 #include "base/utf8.h"
 
@@ -385,7 +385,7 @@ static void index_members(struct json_val *v)
 
     for (size_t i = 0; i < v->n; i++) {
         const struct json_member *m = &v->object.member[i];
-        uint32_t h = (uint32_t)XXH3_64bits(m->key, m->key_len) & mask;
+        uint32_t h = (uint32_t)hash64(m->key, m->key_len, 0) & mask;
         while (v->object.slot[h])
             h = (h + 1) & mask;
         v->object.slot[h] = (uint32_t)i + 1;
@@ -631,7 +631,7 @@ json_val *json_get(json_val *v, const char *key)
                 return v->object.member[i].val;
         return NULL;
     }
-    for (uint32_t h = (uint32_t)XXH3_64bits(key, len) & v->object.mask; v->object.slot[h];
+    for (uint32_t h = (uint32_t)hash64(key, len, 0) & v->object.mask; v->object.slot[h];
          h = (h + 1) & v->object.mask) {
         const struct json_member *m = &v->object.member[v->object.slot[h] - 1];
         if (is_key(m, key, len))

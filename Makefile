@@ -1,0 +1,75 @@
+# The front door.  Everything is built by CMake; this file only knows the words.
+#
+#   make              build/firesteel and everything beside it
+#   make serve        install what is missing, build, answer at http://127.0.0.1:30000
+#                     (ARGS="--port 8000" for flags, build/firesteel serve --help lists them)
+#   make test         all tests that need no GPU; the last line counts them
+#   make help         the other words
+.DEFAULT_GOAL := all
+JOBS ?= $(shell nproc)
+ARGS ?=
+BUILD = cmake --preset $(1) --log-level=NOTICE && cmake --build --preset $(1) -j $(JOBS) -- --quiet
+SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
+
+.PHONY: all serve test test-asan test-tsan test-long test-peers lint format kern bench fuzz clean help
+
+all:
+	@scripts/setup run
+	@$(call BUILD,release)
+
+serve: all
+	@build/firesteel serve $(ARGS)
+
+test:
+	@scripts/setup test
+	@$(call BUILD,release)
+	@tests/run build
+
+test-asan:
+	@scripts/setup test
+	@$(call BUILD,asan)
+	@$(SMALL) tests/run build/asan --no-lint
+
+test-tsan:
+	@scripts/setup test
+	@$(call BUILD,tsan)
+	@$(SMALL) TSAN_OPTIONS=halt_on_error=1 tests/run build/tsan --no-lint
+
+test-long: # the same tests at full size; resumes where it was stopped
+	@scripts/setup test
+	@$(call BUILD,release)
+	@FST_TEST_SIZE=long tests/run build --long
+
+test-peers: # against other people's clients and tokenizers, from PyPI
+	@scripts/setup peers
+	@$(call BUILD,release)
+	@tests/run build --only peers
+
+lint:
+	@scripts/setup lint
+	@$(call BUILD,release)
+	@tests/run build --only lint
+
+format:
+	@scripts/setup lint
+	@git ls-files -z 'src/*.[ch]' 'include/*.h' 'tests/*.[ch]' | xargs -0 clang-format -i
+
+kern: # every kernel against its reference; ARGS="--bench" for times
+	@scripts/setup test
+	@$(call BUILD,release) checkkern
+	@build/checkkern $(ARGS)
+
+bench: all # ARGS="decode", "serve", ...; build/firesteel bench --help
+	@build/firesteel bench $(ARGS)
+
+fuzz: # 30 seconds for each target; ARGS="json 600" for one, longer
+	@scripts/setup fuzz
+	@tests/fuzz/run $(ARGS)
+
+clean: # objects and programs; what scripts/setup fetched stays
+	@cmake --build build --target clean
+	@rm -rf build/asan build/tsan build/debug build/fuzz
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
+	@sed -n 's/^\([a-z-]*\):[^#=]*# \(.*\)/  make \1: \2/p' Makefile
