@@ -8,6 +8,7 @@
 .DEFAULT_GOAL := all
 JOBS ?= $(shell nproc)
 ARGS ?=
+# $(call BUILD,preset) target: without one, everything
 BUILD = cmake --preset $(1) --log-level=NOTICE && cmake --build --preset $(1) -j $(JOBS) -- --quiet
 SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
 
@@ -15,7 +16,7 @@ SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=detect_stack_use_after_return=1:strict_st
 
 all:
 	@scripts/setup run
-	@$(call BUILD,release)
+	@$(call BUILD,release) product
 
 serve: all
 	@build/firesteel serve $(ARGS)
