@@ -220,11 +220,9 @@ void fst_request_free(fst_request *r)
     request_unref(r);
 }
 
-/* Copy the engine's side to `pub` and tell the user.  The call-back runs under pub_lock, so that
- * fst_request_free cannot return while it runs; it must not look at the view itself. */
-void request_publish(fst_request *r)
+/* Copy the engine's side to `pub`.  pub_lock held. */
+static void publish_locked(fst_request *r)
 {
-    pthread_mutex_lock(&r->pub_lock);
     r->pub.n = (size_t)(r->n_known - r->n_prompt);
     r->pub.n_prefilled = FST_MAX(r->pub.n_prefilled, (size_t)FST_MIN(r->n_committed, r->n_prompt));
     r->pub.spec = r->spec;
@@ -235,11 +233,25 @@ void request_publish(fst_request *r)
         r->pub.decode_s = r->first_ns ? (double)(r->last_ns - r->first_ns) * 1e-9 : 0.0;
     }
     pthread_cond_broadcast(&r->changed);
+}
+
+/* The call-back runs under pub_lock, so that fst_request_free cannot return while it runs; it must
+ * not look at the view itself. */
+static void notify_unlock(fst_request *r)
+{
     if (r->o.on_change)
         r->o.on_change(r->o.on_change_ud);
     pthread_mutex_unlock(&r->pub_lock);
 }
 
+void request_publish(fst_request *r)
+{
+    pthread_mutex_lock(&r->pub_lock);
+    publish_locked(r);
+    notify_unlock(r);
+}
+
+/* Finish and the last tokens appear together. */
 void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
                     enum fst_status status, const char *error)
 {
@@ -248,8 +260,8 @@ void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
     r->pub.matched_id = matched_id;
     r->pub.status = status;
     snprintf(r->pub.error, sizeof r->pub.error, "%s", error);
-    pthread_mutex_unlock(&r->pub_lock);
-    request_publish(r);
+    publish_locked(r);
+    notify_unlock(r);
     request_unref(r);
 }
 

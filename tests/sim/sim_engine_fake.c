@@ -83,7 +83,7 @@ void model_kv_spec(const struct weights *w, bool drafting, struct kv_spec *spec)
 {
     *spec = (struct kv_spec){.n_layers = 2,
                              .ratio = {4, 128},
-                             .head_dim = 128,
+                             .head_dim = 512,
                              .rope_dim = 64,
                              .index_dim = 128,
                              .window = w->config.window};

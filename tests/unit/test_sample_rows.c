@@ -1,0 +1,210 @@
+/* test_sample_rows.c - the sampling pipeline against small exact tables. */
+#include "support/cm.h"
+
+#include <math.h>
+
+#include "sample/sample.h"
+
+static struct kernels ref;
+static struct stream stream;
+
+static struct sampler make(int vocab, const int32_t *masked, int n_masked)
+{
+    struct sampler s;
+    kernels_init(&ref, 0);
+    assert_int_equal(sample_init(&s, &ref, &stream, vocab, 4, masked, n_masked), FST_OK);
+    return s;
+}
+
+static const struct sample_params greedy = {.temperature = 0, .top_p = 1, .top_k = -1};
+
+static void test_greedy(void **state)
+{
+    struct sampler s = make(6, NULL, 0);
+    float l[12] = {0, 3, 1, 3, -1, 2, /* second row */ 5, 5, 5, 5, 5, 5};
+    struct sample_top top[3];
+    struct sample_row row[2] = {{.params = &greedy, .n_top = 3, .top = top}, {.params = &greedy}};
+    double z = 0;
+
+    (void)state;
+    for (int i = 0; i < 6; i++)
+        z += exp((double)l[i]);
+    assert_int_equal(sample_rows(&s, l, row, 2), FST_OK);
+    assert_int_equal(row[0].id, 1); /* ties go to the lower id */
+    assert_true(fabs((double)row[0].logprob - (3 - log(z))) < 1e-6);
+    assert_int_equal(top[0].id, 1);
+    assert_int_equal(top[1].id, 3);
+    assert_int_equal(top[2].id, 5);
+    assert_true(fabs((double)top[2].logprob - (2 - log(z))) < 1e-6);
+    assert_int_equal(row[1].id, 0);
+    assert_true(fabs((double)row[1].logprob + log(6)) < 1e-6);
+    sample_release(&s);
+}
+
+static void test_masks(void **state)
+{
+    int32_t masked[] = {1}, banned[] = {3, 5};
+    struct sampler s = make(6, masked, 1);
+    float l[6] = {0, 9, 1, 3, -1, 2};
+    struct sample_row row = {.params = &greedy, .banned = banned, .n_banned = 2};
+    double z = exp(0.0) + exp(1.0) + exp(3.0) + exp(-1.0) + exp(2.0);
+
+    (void)state;
+    assert_int_equal(sample_rows(&s, l, &row, 1), FST_OK);
+    assert_int_equal(row.id, 2);
+    /* Reported from the logits without the unnamed id, bans not applied. */
+    assert_true(fabs((double)row.logprob - (1 - log(z))) < 1e-6);
+    sample_release(&s);
+}
+
+static void test_nan(void **state)
+{
+    struct sampler s = make(3, NULL, 0);
+    float l[6] = {0, NAN, 1, 1, 2, 3};
+    struct sample_params p = {.temperature = 1, .top_p = 0.5f, .top_k = 2};
+    struct sample_row row[2] = {{.params = &p}, {.params = &greedy}};
+
+    (void)state;
+    assert_int_equal(sample_rows(&s, l, row, 2), FST_OK);
+    assert_int_equal(row[0].id, -1);
+    assert_int_equal(row[1].id, 2);
+    sample_release(&s);
+}
+
+/* Kept set and distribution: 1e5 draws against exact probabilities, chi-square at alpha 1e-3. */
+static void chi_square(struct sample_params p, const float *logits, int vocab, const double *want)
+{
+    /* upper 1e-3 points of chi-square by degrees of freedom 1..9 */
+    static const double limit[] = {0,     10.83, 13.82, 16.27, 18.47,
+                                   20.52, 22.46, 24.32, 26.12, 27.88};
+    struct sampler s = make(vocab, NULL, 0);
+    int n = 100000, dof = -1;
+    double count[10] = {0}, x2 = 0;
+
+    for (int i = 0; i < n; i++) {
+        float l[10];
+        struct sample_row row = {.params = &p, .out_pos = (uint32_t)(i % 1000)};
+        p.seed = (uint64_t)(i / 1000) + 4711;
+        memcpy(l, logits, (size_t)vocab * sizeof *l);
+        assert_int_equal(sample_rows(&s, l, &row, 1), FST_OK);
+        count[row.id]++;
+    }
+    for (int v = 0; v < vocab; v++) {
+        if (want[v] == 0) {
+            assert_true(count[v] == 0);
+            continue;
+        }
+        dof++;
+        x2 += (count[v] - n * want[v]) * (count[v] - n * want[v]) / (n * want[v]);
+    }
+    if (x2 > limit[dof])
+        fail_msg("chi-square %.2f over %.2f at %d degrees", x2, limit[dof], dof);
+    sample_release(&s);
+}
+
+static void test_distribution(void **state)
+{
+    static const float l[8] = {1.0f, 0.5f, -0.5f, 2.0f, 0.0f, -2.0f, 1.5f, 0.25f};
+    double p1[8], p07[8], z1 = 0, z07 = 0, kept = 0, want[8];
+
+    (void)state;
+    for (int v = 0; v < 8; v++) {
+        z1 += p1[v] = exp((double)l[v]);
+        z07 += p07[v] = exp((double)l[v] / 0.7);
+    }
+    for (int v = 0; v < 8; v++) {
+        p1[v] /= z1;
+        p07[v] /= z07;
+    }
+    chi_square((struct sample_params){.temperature = 1, .top_p = 1}, l, 8, p1);
+    chi_square((struct sample_params){.temperature = 0.7f, .top_p = 1}, l, 8, p07);
+    chi_square((struct sample_params){.temperature = 1, .top_p = 1, .choice = 3}, l, 8, p1);
+
+    /* top_k 3: ids 3, 6, 0 */
+    memset(want, 0, sizeof want);
+    kept = p1[3] + p1[6] + p1[0];
+    want[3] = p1[3] / kept, want[6] = p1[6] / kept, want[0] = p1[0] / kept;
+    chi_square((struct sample_params){.temperature = 1, .top_p = 1, .top_k = 3}, l, 8, want);
+
+    /* top_p 0.6: 3 has .40, 6 has .24: together .64 */
+    assert_true(p1[3] < 0.6 && p1[3] + p1[6] >= 0.6);
+    memset(want, 0, sizeof want);
+    kept = p1[3] + p1[6];
+    want[3] = p1[3] / kept, want[6] = p1[6] / kept;
+    chi_square((struct sample_params){.temperature = 1, .top_p = 0.6f}, l, 8, want);
+
+    /* min_p 0.3 of the best: e^-1.2 */
+    memset(want, 0, sizeof want);
+    kept = 0;
+    for (int v = 0; v < 8; v++)
+        if (p1[v] >= 0.3 * p1[3])
+            kept += p1[v];
+    for (int v = 0; v < 8; v++)
+        if (p1[v] >= 0.3 * p1[3])
+            want[v] = p1[v] / kept;
+    chi_square((struct sample_params){.temperature = 1, .top_p = 1, .min_p = 0.3f}, l, 8, want);
+}
+
+/* A draw depends on seed, choice and position, not on the row's place or neighbours; the best logit
+ * wins always with top_k 1 and with a tiny top_p. */
+static void test_place(void **state)
+{
+    struct sampler s = make(9, NULL, 0);
+    struct test_rng r = {.s = 3};
+
+    (void)state;
+    for (int k = 0; k < 2000; k++) {
+        float l[36], one[9];
+        struct sample_params p = {.temperature = 0.5f + 0.25f * (float)test_below(&r, 6),
+                                  .top_p = k % 3 ? 1.0f : 0.8f,
+                                  .top_k = k % 4 ? -1 : 4,
+                                  .seed = test_next(&r),
+                                  .choice = (uint32_t)test_below(&r, 4)};
+        struct sample_params best = {.temperature = 2, .top_p = k % 2 ? 1e-6f : 1, .top_k = 1};
+        struct sample_row row[4];
+        int32_t id;
+        int at = test_below(&r, 3), arg = 0;
+        for (int i = 0; i < 36; i++)
+            l[i] = (float)test_below(&r, 1000) * 0.01f;
+        memcpy(one, l + 9 * at, sizeof one);
+        for (int i = 0; i < 4; i++)
+            row[i] = (struct sample_row){.params = i == 3 ? &best : &p, .out_pos = (uint32_t)k};
+        for (int v = 1; v < 9; v++)
+            if (l[27 + v] > l[27 + arg])
+                arg = v;
+        assert_int_equal(sample_rows(&s, l, row, 4), FST_OK);
+        id = row[at].id;
+        assert_int_equal(row[3].id, arg);
+        row[0] = (struct sample_row){.params = &p, .out_pos = (uint32_t)k};
+        assert_int_equal(sample_rows(&s, one, row, 1), FST_OK);
+        assert_int_equal(row[0].id, id);
+    }
+    sample_release(&s);
+}
+
+static void test_score(void **state)
+{
+    struct sampler s = make(5, NULL, 0);
+    float l[5] = {0.5f, -1, 2, 0, 1}, lp;
+    struct sample_top top[2];
+    double z = 0;
+
+    (void)state;
+    for (int v = 0; v < 5; v++)
+        z += exp((double)l[v]);
+    sample_score(&s, l, 4, &lp, 2, top);
+    assert_true(fabs((double)lp - (1 - log(z))) < 1e-6);
+    assert_int_equal(top[0].id, 2);
+    assert_int_equal(top[1].id, 4);
+    sample_release(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_greedy), cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_nan),    cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_place),  cmocka_unit_test(test_score),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
