@@ -1,13 +1,13 @@
 /* rig.h - a model with everything it stands on, for tests: weights from a hash, KV, kernels, pool.
  *
- * A test program includes this once; it brings hashweights.c along.  All failures are cmocka's. */
+ * All failures are cmocka's. */
 #ifndef TESTS_SUPPORT_RIG_H
 #define TESTS_SUPPORT_RIG_H
 
 #include <math.h>
 #include <unistd.h>
 
-#include "golden/hashweights.c"
+#include "golden/hashweights.h"
 #include "kernels/kernels.h"
 #include "kv/kv.h"
 #include "model/model.h"
