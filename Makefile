@@ -9,7 +9,7 @@
 JOBS ?= $(shell nproc)
 ARGS ?=
 # $(call BUILD,preset) target: without one, everything
-BUILD = cmake --preset $(1) --log-level=NOTICE && cmake --build --preset $(1) -j $(JOBS) -- --quiet
+BUILD = scripts/configure $(1) && cmake --build --preset $(1) -j $(JOBS) -- --quiet
 SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
 
 .PHONY: all serve test test-asan test-tsan test-long test-peers lint format kern bench fuzz clean help

@@ -225,7 +225,7 @@ def glossary():
                                          "src/*.md") if p != "docs/glossary.md"]
     everything = "\n".join(t for _, t in texts).lower()
     for word in seen:
-        stem = re.escape(word.lower().rstrip("s"))
+        stem = re.escape(re.sub("(s|y)$", "", word.lower()))
         if not re.search(r"(?<![a-z])" + stem.replace(r"\ ", r"[ _-]"), everything):
             bad.append("docs/glossary.md: nobody says \"%s\"" % word)
     for word, better in instead:
