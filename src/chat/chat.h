@@ -10,6 +10,7 @@
 #ifndef FST_CHAT_H
 #define FST_CHAT_H
 
+#include "base/arena.h"
 #include "base/base.h"
 #include "base/json.h"
 #include "tokenizer/tokenizer.h"
@@ -25,8 +26,7 @@ enum chat_role {
     CHAT_USER,
     CHAT_ASSISTANT,
     CHAT_TOOL,
-    CHAT_LATEST_REMINDER,
-    CHAT_DIRECT_SEARCH_RESULTS
+    CHAT_LATEST_REMINDER
 };
 enum chat_effort { CHAT_EFFORT_DEFAULT, CHAT_EFFORT_LOW, CHAT_EFFORT_HIGH, CHAT_EFFORT_MAX };
 enum chat_profile { CHAT_PROFILE_PREVIEW, CHAT_PROFILE_OFFICIAL };
@@ -128,10 +128,9 @@ struct chat_request {
 
     /* What a refusal was about, for error bodies: "messages[2].content", "invalid_type". */
     char error_param[160];
-    const char *error_code;    /* static; NULL when none */
-    bool failed;               /* an allocation failed in chat_add_*: chat_render says FST_ENOMEM */
-    struct chat_block *blocks; /* owned: all text and arrays */
-    size_t cap_messages, cap_tools;
+    const char *error_code; /* static; NULL when none */
+    bool failed;            /* an allocation failed in chat_add_*: chat_render says FST_ENOMEM */
+    struct arena arena;     /* owned: all text and arrays */
 };
 
 /* d NULL: chat_defaults_init's. */
@@ -188,8 +187,11 @@ struct chat_prompt {
     enum chat_start start;
     struct chat_str start_name; /* borrowed from the request */
     bool tools_on;              /* the reply may hold tool calls */
+    bool continued;             /* the reply goes on in the middle of a text */
+    int n_wrapped;              /* calls whose arguments were no JSON object: worth a log line */
 };
-/* FST_EINVAL for what cannot be rendered (developer message without content, ...). */
+/* Initialises p, which the caller releases also after a failure.  FST_EINVAL for what cannot be
+ * rendered (developer message without content, task without a user). */
 enum fst_status chat_render(struct chat_prompt *p, struct chat_request *r);
 void chat_prompt_release(struct chat_prompt *p);
 enum fst_status chat_encode(const struct chat_prompt *p, const struct tokenizer *t,

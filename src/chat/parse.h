@@ -43,7 +43,8 @@ struct chat_parser_opts {
     const struct chat_tool *tools; /* borrowed; their schemas guide argument repair */
     size_t n_tools;
     bool coerce_args;
-    bool one_call;   /* parallel_tool_calls false: the first complete call ends the block */
+    bool one_call;     /* parallel_tool_calls false: the first complete call ends the block */
+    bool keep_leading; /* the reply continues a text: newlines at its start belong to it */
     bool keep_think; /* separate_reasoning false: </think> and newlines stay in REASONING events */
     chat_call_id_fn *call_id; /* NULL: chat_call_id_random */
     void *call_id_ud;

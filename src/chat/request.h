@@ -1,0 +1,25 @@
+/* request.h - building blocks of a chat_request, for the files of this folder. */
+#ifndef FST_CHAT_REQUEST_H
+#define FST_CHAT_REQUEST_H
+
+#include "chat/chat.h"
+
+/* Copies into the request's arena; data NULL and r->failed when out of memory. */
+struct chat_str chat_copy(struct chat_request *r, const char *s, size_t len);
+/* Prompt-style JSON of a value. */
+struct chat_str chat_copy_json(struct chat_request *r, json_val *v);
+/* Room for one more element in an arena array of n: the array, moved if need be. */
+void *chat_grow(struct chat_request *r, void *array, size_t n, size_t size);
+
+/* Text of v if it is exactly `s`. */
+bool chat_json_is(json_val *v, const char *s);
+
+/* tools.c: a tool from its function object. */
+bool chat_tool_from_json(struct chat_request *r, struct chat_tool *t, json_val *function);
+const struct chat_tool *chat_find_tool(const struct chat_tool *tools, size_t n, const char *name,
+                                       size_t len);
+const struct chat_param *chat_find_param(const struct chat_tool *t, const char *name, size_t len);
+/* CHAT_T_* bits that a JSON value satisfies. */
+unsigned chat_types_of(json_val *v);
+
+#endif
