@@ -155,7 +155,7 @@ static enum fst_status put_arguments(struct render *w, const struct chat_call *c
     rc = json_parse(&doc, c->arguments.data, c->arguments.len);
     if (rc == FST_ENOMEM)
         return rc;
-    root = json_root(doc);
+    root = rc < 0 ? NULL : json_root(doc);
     if (rc < 0 || json_type_of(root) != JSON_OBJECT) {
         w->p->n_wrapped++;
         put_param(w, "arguments", 9, c->arguments.data, c->arguments.len, true);
