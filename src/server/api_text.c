@@ -1,0 +1,267 @@
+/* api_text.c - /tokenize, /detokenize, /apply-template: text work without the engine.
+ * Large bodies go to a helper thread like those of generating requests. */
+#include "chat/chat.h"
+#include "server/fields.h"
+
+enum { INLINE_BODY_MAX = 64 << 10 };
+
+struct task {
+    struct server *s;
+    struct exch *x; /* NULL: the client left */
+    void (*run)(struct task *t, json_val *body);
+    struct buf body, out;
+    struct api_error err;
+};
+
+static void oom(struct task *t)
+{
+    api_fail(&t->err, 503, "out_of_memory", NULL, "out of memory for this request");
+}
+
+static void on_gone(struct exch *x, void *ud)
+{
+    (void)x;
+    ((struct task *)ud)->x = NULL;
+}
+
+static void work(void *ud)
+{
+    struct task *t = ud;
+    struct json_doc *doc = NULL;
+    if (json_parse(&doc, buf_str(&t->body), t->body.len) < 0)
+        api_fail(&t->err, 400, "invalid_json", NULL, "%s", fst_error_text());
+    else if (json_type_of(json_root(doc)) != JSON_OBJECT)
+        api_fail(&t->err, 400, "invalid_type", NULL, "body: expected an object, got %s",
+                 json_type_name(json_type_of(json_root(doc))));
+    else
+        t->run(t, json_root(doc));
+    json_free(doc);
+    if (t->out.failed)
+        oom(t);
+}
+
+static void done(void *ud)
+{
+    struct task *t = ud;
+    if (t->x) {
+        t->x->on_gone = NULL;
+        if (t->err.status)
+            api_send_error(t->x, &t->err, SHAPE_OPENAI);
+        else
+            api_send(t->x, 200, &t->out);
+    }
+    buf_release(&t->body);
+    buf_release(&t->out);
+    mem_free(t);
+}
+
+static void start(struct server *s, struct exch *x, void (*run)(struct task *, json_val *))
+{
+    struct task *t = mem_calloc(1, sizeof *t);
+    if (!t) {
+        struct api_error e = {0};
+        api_fail(&e, 503, "out_of_memory", NULL, "out of memory for this request");
+        api_send_error(x, &e, SHAPE_OPENAI);
+        return;
+    }
+    t->s = s;
+    t->x = x;
+    t->run = run;
+    t->body = x->body;
+    x->body = (struct buf){0};
+    x->ud = t;
+    x->on_gone = on_gone;
+    if (t->body.len > INLINE_BODY_MAX && loop_work(s->loop, work, done, t) == FST_OK)
+        return;
+    work(t);
+    done(t);
+}
+
+/* ------------------------------------------------------------------ tokenize */
+
+static bool encode(struct task *t, json_val *v, const char *param, bool specials,
+                   struct tokenizer_ids *ids)
+{
+    size_t len;
+    const char *text = json_string(v, &len);
+    if (!text)
+        return api_fail(&t->err, 400, "invalid_type", param, "%s: expected a string, got %s", param,
+                        json_type_name(json_type_of(v)));
+    if (tokenizer_encode_text(t->s->tok, text, len, specials, ids) < 0) {
+        oom(t);
+        return false;
+    }
+    return true;
+}
+
+static bool render(struct task *t, json_val *body, struct chat_request *r, struct chat_prompt *p)
+{
+    enum fst_status rc = chat_request_from_json(r, body, &t->s->chat);
+    if (rc == FST_OK)
+        rc = chat_render(p, r);
+    if (rc == FST_ENOMEM)
+        oom(t);
+    else if (rc < 0)
+        api_fail(&t->err, 400, r->error_code ? r->error_code : "invalid_value", r->error_param,
+                 "%s", fst_error_text());
+    return rc == FST_OK;
+}
+
+static void put_ids(struct task *t, const struct tokenizer_ids *ids, bool pieces)
+{
+    buf_putc(&t->out, '[');
+    for (size_t i = 0; i < ids->n; i++) {
+        if (i)
+            buf_putc(&t->out, ',');
+        if (pieces) {
+            size_t len;
+            const char *bytes = tokenizer_bytes(t->s->tok, ids->id[i], &len);
+            buf_printf(&t->out, "{\"id\":%d,\"piece\":", ids->id[i]);
+            json_put_string_safe(&t->out, bytes, len);
+            buf_putc(&t->out, '}');
+        } else {
+            buf_printf(&t->out, "%d", ids->id[i]);
+        }
+    }
+    buf_putc(&t->out, ']');
+}
+
+static void run_tokenize(struct task *t, json_val *body)
+{
+    struct field_reader r = {body, "", &t->err};
+    json_val *prompt = json_get(body, "prompt"), *content = json_get(body, "content");
+    json_val *messages = json_get(body, "messages");
+    bool pieces = false, specials = true, bos = false;
+    if (!field_bool(&r, "with_pieces", &pieces) || !field_bool(&r, "parse_special", &specials) ||
+        !field_bool(&r, "add_special", &bos) || !field_bool(&r, "add_special_tokens", &specials))
+        return;
+    specials |=
+        json_is_null(json_get(body, "parse_special")); /* add_special_tokens adds none here */
+    size_t given = !json_is_null(prompt) + !json_is_null(content) + !json_is_null(messages);
+    if (given != 1) {
+        api_fail(&t->err, 400, "invalid_value", "prompt",
+                 "exactly one of prompt, content and messages must be given, got %zu", given);
+        return;
+    }
+    struct tokenizer_ids ids = {0};
+    size_t count = 0;
+    buf_puts(&t->out, "{\"tokens\":");
+    if (!json_is_null(messages)) {
+        struct chat_request cr;
+        struct chat_prompt cp = {0};
+        if (render(t, body, &cr, &cp) && chat_encode(&cp, t->s->tok, &ids) < 0)
+            oom(t);
+        chat_prompt_release(&cp);
+        chat_request_release(&cr);
+        count = ids.n;
+        put_ids(t, &ids, pieces);
+        buf_printf(&t->out, ",\"count\":%zu", count);
+    } else if (json_type_of(prompt) == JSON_ARRAY) {
+        struct buf counts = {0};
+        buf_putc(&t->out, '[');
+        for (size_t i = 0; i < json_count(prompt) && !t->err.status; i++) {
+            char param[40];
+            snprintf(param, sizeof param, "prompt[%zu]", i);
+            ids.n = 0;
+            if (i)
+                buf_putc(&t->out, ',');
+            encode(t, json_at(prompt, i), param, specials, &ids);
+            put_ids(t, &ids, pieces);
+            buf_printf(&counts, "%s%zu", i ? "," : "", ids.n);
+        }
+        buf_printf(&t->out, "],\"count\":[%s]", buf_str(&counts));
+        buf_release(&counts);
+    } else {
+        bool is_prompt = !json_is_null(prompt);
+        if (bos && tokenizer_ids_push(&ids, tokenizer_specials(t->s->tok)->bos) < 0)
+            oom(t);
+        encode(t, is_prompt ? prompt : content, is_prompt ? "prompt" : "content", specials, &ids);
+        put_ids(t, &ids, pieces);
+        buf_printf(&t->out, ",\"count\":%zu", ids.n);
+    }
+    buf_printf(&t->out, ",\"max_model_len\":%lld}", (long long)t->s->info.context_length);
+    tokenizer_ids_release(&ids);
+}
+
+void api_tokenize(struct server *s, struct exch *x)
+{
+    start(s, x, run_tokenize);
+}
+
+/* ------------------------------------------------------------------ detokenize */
+
+static bool read_ids(struct task *t, json_val *v, const char *param, struct tokenizer_ids *ids)
+{
+    for (size_t i = 0; i < json_count(v); i++) {
+        int64_t id;
+        char q[96];
+        if (!json_int(json_at(v, i), &id) || id < 0 || id >= t->s->info.vocab_size)
+            return api_fail(&t->err, 400, "invalid_value", param,
+                            "%s[%zu]: expected an id in [0, %d], got %s", param, i,
+                            t->s->info.vocab_size - 1, api_quote_value(q, json_at(v, i)));
+        if (tokenizer_ids_push(ids, (int32_t)id) < 0) {
+            oom(t);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void run_detokenize(struct task *t, json_val *body)
+{
+    struct field_reader r = {body, "", &t->err};
+    bool skip = false;
+    json_val *tokens = json_get(body, "tokens");
+    if (!field_bool(&r, "skip_special_tokens", &skip))
+        return;
+    if (json_type_of(tokens) != JSON_ARRAY) {
+        field_type_error(&r, "tokens", "an array of integers");
+        return;
+    }
+    bool many = json_type_of(json_at(tokens, 0)) == JSON_ARRAY;
+    size_t n = many ? json_count(tokens) : 1;
+    struct buf list = {0};
+    for (size_t i = 0; i < n && !t->err.status; i++) {
+        struct tokenizer_ids ids = {0};
+        struct buf text = {0};
+        if (read_ids(t, many ? json_at(tokens, i) : tokens, "tokens", &ids) &&
+            tokenizer_decode(t->s->tok, ids.id, ids.n, skip, &text) < 0)
+            oom(t);
+        if (i)
+            buf_putc(&list, ',');
+        json_put_string_safe(&list, buf_str(&text), text.len);
+        buf_release(&text);
+        tokenizer_ids_release(&ids);
+    }
+    if (many)
+        buf_printf(&t->out, "{\"text\":[%s],\"content\":[%s]}", buf_str(&list), buf_str(&list));
+    else
+        buf_printf(&t->out, "{\"text\":%s,\"content\":%s}", buf_str(&list), buf_str(&list));
+    t->out.failed |= list.failed;
+    buf_release(&list);
+}
+
+void api_detokenize(struct server *s, struct exch *x)
+{
+    start(s, x, run_detokenize);
+}
+
+/* ------------------------------------------------------------------ apply-template */
+
+static void run_template(struct task *t, json_val *body)
+{
+    struct chat_request cr;
+    struct chat_prompt cp = {0};
+    if (render(t, body, &cr, &cp)) {
+        buf_puts(&t->out, "{\"prompt\":");
+        json_put_string_safe(&t->out, buf_str(&cp.text), cp.text.len);
+        buf_putc(&t->out, '}');
+    }
+    chat_prompt_release(&cp);
+    chat_request_release(&cr);
+}
+
+void api_apply_template(struct server *s, struct exch *x)
+{
+    start(s, x, run_template);
+}

@@ -1,0 +1,155 @@
+/* gen.h - one generating HTTP request: prompts, engine requests, text streams, answer.
+ *
+ * A dialect (chat, completions, native) says how a body becomes prompts and parameters and how the
+ * results are written; everything between is here and the same for all.
+ *
+ * Life: gen_run takes the exchange; the gen frees itself when it has answered or when the client is
+ * gone.  An engine handle is freed in gen_free and nowhere else; server.handles_taken and
+ * handles_given must be equal when no gen is left. */
+#ifndef FST_SERVER_GEN_H
+#define FST_SERVER_GEN_H
+
+#include "chat/stream.h"
+#include "server/app.h"
+
+enum { GEN_STOPS_MAX = 64, GEN_STOP_BYTES_MAX = 1024, GEN_CHOICES_MAX = 4096 };
+
+struct field_reader; /* fields.h */
+
+/* How to sample one prompt. */
+struct gen_params {
+    struct fst_sampling sampling; /* .choice is set per choice */
+    int64_t max_new;              /* -1: to the end of the context */
+    int64_t min_new;
+    int n;
+    bool ignore_eos, skip_special, no_stop_trim;
+    struct chat_str stop[GEN_STOPS_MAX]; /* borrowed from the document */
+    size_t n_stops;
+    int32_t stop_id[FST_STOP_IDS_MAX];
+    size_t n_stop_ids;
+    bool logprobs;
+    int top_logprobs;
+    int64_t prompt_logprobs_from; /* -1: none */
+    int prompt_top_logprobs;
+};
+void gen_params_default(struct gen_params *p);
+/* The fields that all endpoints share, under their names there.  openai: temperature ends at 2.
+ * Any thread. */
+bool gen_params_read(struct gen_params *p, const struct field_reader *r, const struct server *s,
+                     bool openai);
+
+struct gen_call {
+    char *id, *name; /* owned */
+    struct buf args;
+    bool complete, cancelled;
+};
+
+struct gen_choice {
+    struct gen *g;
+    int index;                    /* in the answer */
+    int prompt;                   /* index of its prompt */
+    int k;                        /* of the prompt's n choices */
+    fst_request *req;             /* owned */
+    struct chat_stream *st;       /* owned */
+    struct fst_request_view view; /* last seen; arrays live as long as req */
+    size_t fed;
+    size_t progress_seen;
+    bool began, done;
+    int64_t last_token_ns;
+
+    /* Everything so far (also while streaming: cumulative events and the end of a call need it). */
+    struct buf content, reasoning;
+    struct gen_call *calls; /* owned */
+    size_t n_calls, cap_calls;
+
+    /* Set when done. */
+    const char *finish_reason; /* "stop", "length", "tool_calls", "abort" */
+    int64_t matched_id;        /* -1 */
+    int matched_stop;          /* index of the stop string; -1 */
+    uint64_t n_tokens, n_reasoning;
+
+    /* For the dialect's streams: text waiting for the end of this batch of tokens. */
+    struct buf pending;
+    enum chat_event_type pending_type;
+    size_t sent_logprobs;
+    size_t sent_text, sent_ids;
+};
+
+struct gen;
+struct gen_dialect {
+    const char *name;
+    enum api_shape shape;
+    bool comments; /* keep-alive comments are understood */
+    const char *id_prefix;
+    /* Read the body.  Runs on a helper thread for large ones: touches g alone, and of the server
+     * only what is constant once it is ready. */
+    bool (*prepare)(struct gen *g);
+    void (*event)(struct gen_choice *c, const struct chat_event *e); /* streams only */
+    void (*batch)(struct gen_choice *c);    /* streams only: a batch of tokens has been fed */
+    void (*progress)(struct gen_choice *c); /* streams only: more of the prompt is read; or NULL */
+    void (*choice_end)(struct gen_choice *c); /* streams only */
+    void (*finish)(struct gen *g); /* all choices are done: write what is left; ends the exchange */
+};
+
+struct gen {
+    struct server *s;
+    struct exch *x; /* NULL: the client is gone */
+    const struct gen_dialect *d;
+    struct gen *prev, *next;
+    bool working, answered;
+
+    struct buf body;
+    struct json_doc *doc; /* until the requests are submitted */
+    struct api_error err;
+
+    char id[64];
+    char *rid;   /* owned; NULL: none */
+    char *model; /* owned */
+    int64_t created;
+    int64_t start_ns, first_ns;
+
+    struct tokenizer_ids *prompts; /* owned */
+    size_t n_prompts;
+    struct gen_params *params; /* owned; one, or one per prompt */
+    size_t n_params;
+    bool has_chat;
+    struct chat_request chat;
+    struct chat_prompt prompt;
+    enum chat_stream_kind kind;
+
+    bool stream, include_usage, continuous_usage, progress, timings;
+    bool echo, list, return_ids, text_in_logprobs, whole_reasoning;
+    struct buf *echo_text; /* owned; (n_prompts) with echo */
+
+    struct gen_choice *choices; /* owned */
+    int n_choices, n_done;
+};
+
+void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d);
+/* Look at every running request (after a wake-up of the engine). */
+void gen_update_all(struct server *s);
+/* Cancel the requests of that name (rid or response id); NULL: all.  Returns how many gens. */
+int gen_abort(struct server *s, const char *rid);
+
+const struct gen_params *gen_params_of(const struct gen_choice *c);
+/* For prepare: room for n prompts; a prompt checked against the context. */
+bool gen_alloc_prompts(struct gen *g, size_t n);
+bool gen_check_prompt(struct gen *g, size_t i, const char *param);
+/* Ids of a JSON array appended to out. */
+bool gen_read_ids(struct gen *g, json_val *array, const char *param, struct tokenizer_ids *out);
+bool gen_set_model(struct gen *g, json_val *body);
+bool gen_oom(struct gen *g);
+
+/* For streams: the head if it is not out yet, then one event. */
+void gen_send_event(struct gen *g, const struct buf *json);
+void gen_send_done(struct gen *g); /* "data: [DONE]" and the end of the exchange */
+
+/* Shared pieces of answers. */
+void gen_put_usage(const struct gen *g, struct buf *b);
+void gen_put_choice_usage(const struct gen_choice *c, struct buf *b);
+void gen_put_timings(const struct gen *g, struct buf *b);
+void gen_put_matched(const struct gen_choice *c, struct buf *b);
+void gen_put_token_text(const struct server *s, struct buf *b, int32_t id); /* quoted, lossy */
+double gen_put_logprob(struct buf *b, float x);                             /* -inf: -9999.0 */
+
+#endif

@@ -1,0 +1,216 @@
+#include "server/metrics.h"
+
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "server/app.h"
+
+static const double ttft_bounds[] = {.1, .2, .4, .6, .8, 1,  2,   4,   6,
+                                     8,  10, 20, 40, 60, 80, 100, 200, 400};
+static const double itl_bounds[] = {.002, .004, .006, .008, .01, .015, .02, .025,
+                                    .03,  .035, .04,  .06,  .08, .1,   .2,  .4,
+                                    .6,   .8,   1,    2,    4,   6,    8};
+static const double e2e_bounds[] = {.1, .2, .4, .6, .8,  1,   2,   4,   6,    8,    10,
+                                    20, 40, 60, 80, 100, 200, 400, 600, 1200, 1800, 2400};
+static const double queue_bounds[] = {0,   .001, .005, .01,  .02,  .05,  .1,   .2,   .5,   1,
+                                      2,   3,    4,    5,    10,   15,   20,   30,   40,   50,
+                                      60,  70,   80,   90,   100,  200,  300,  400,  500,  600,
+                                      700, 800,  900,  1000, 1200, 1400, 1600, 1800, 2000, 3000};
+static const double token_bounds[] = {1,     2,      5,      10,     20,     50,    100,
+                                      200,   500,    1000,   2000,   5000,   10000, 20000,
+                                      50000, 100000, 200000, 500000, 1000000};
+
+void histogram_observe(struct histogram *h, double x, uint64_t times)
+{
+    int i = 0;
+    while (i < h->n && x > h->bounds[i])
+        i++;
+    h->count[i] += times;
+    h->sum += x * (double)times;
+}
+
+static void use(struct histogram *h, const double *bounds, size_t n)
+{
+    FST_ASSERT(n <= METRICS_BUCKETS_MAX);
+    h->bounds = bounds;
+    h->n = (int)n;
+}
+
+void metrics_init(struct metrics *m)
+{
+    *m = (struct metrics){0};
+    use(&m->ttft, ttft_bounds, FST_COUNT(ttft_bounds));
+    use(&m->itl, itl_bounds, FST_COUNT(itl_bounds));
+    use(&m->e2e, e2e_bounds, FST_COUNT(e2e_bounds));
+    use(&m->queue, queue_bounds, FST_COUNT(queue_bounds));
+    use(&m->prompt_len, token_bounds, FST_COUNT(token_bounds));
+    use(&m->uncached_len, token_bounds, FST_COUNT(token_bounds));
+    use(&m->generation_len, token_bounds, FST_COUNT(token_bounds));
+}
+
+/* ------------------------------------------------------------------ text */
+
+struct page {
+    struct buf *b;
+    const char *prefix;
+    char label[640]; /* model_name="..." */
+};
+
+static void head(struct page *p, const char *name, const char *type, const char *help)
+{
+    buf_printf(p->b, "# HELP %s%s %s\n# TYPE %s%s %s\n", p->prefix, name, help, p->prefix, name,
+               type);
+}
+
+static void value(struct page *p, const char *name, const char *more, double x)
+{
+    buf_printf(p->b, "%s%s{%s%s%s} %.17g\n", p->prefix, name, p->label, more[0] ? "," : "", more,
+               x);
+}
+
+static void gauge(struct page *p, const char *name, const char *help, double x)
+{
+    head(p, name, "gauge", help);
+    value(p, name, "", x);
+}
+
+static void counter(struct page *p, const char *name, const char *help, double x)
+{
+    head(p, name, "counter", help);
+    value(p, name, "", x);
+}
+
+static void histogram(struct page *p, const char *name, const char *help, const struct histogram *h)
+{
+    char series[96], le[48];
+    uint64_t sum = 0;
+    head(p, name, "histogram", help);
+    snprintf(series, sizeof series, "%s_bucket", name);
+    for (int i = 0; i < h->n; i++) {
+        sum += h->count[i];
+        snprintf(le, sizeof le, "le=\"%g\"", h->bounds[i]);
+        value(p, series, le, (double)sum);
+    }
+    sum += h->count[h->n];
+    value(p, series, "le=\"+Inf\"", (double)sum);
+    snprintf(series, sizeof series, "%s_sum", name);
+    value(p, series, "", h->sum);
+    snprintf(series, sizeof series, "%s_count", name);
+    value(p, series, "", (double)sum);
+}
+
+static double resident_bytes(void)
+{
+    FILE *f = fopen("/proc/self/statm", "re");
+    unsigned long long size = 0, resident = 0;
+    if (!f)
+        return 0;
+    if (fscanf(f, "%llu %llu", &size, &resident) != 2)
+        resident = 0;
+    fclose(f);
+    return (double)resident * (double)sysconf(_SC_PAGESIZE);
+}
+
+static void make_label(struct page *p, const char *model)
+{
+    size_t n = 0;
+    n += (size_t)snprintf(p->label, sizeof p->label, "model_name=\"");
+    for (const char *s = model; *s && n + 4 < sizeof p->label; s++) {
+        if (*s == '"' || *s == '\\')
+            p->label[n++] = '\\';
+        p->label[n++] = *s == '\n' ? ' ' : *s;
+    }
+    snprintf(p->label + n, sizeof p->label - n, "\"");
+}
+
+void metrics_write(const struct server *s, struct buf *out)
+{
+    struct page p = {.b = out, .prefix = s->o.metrics_prefix};
+    const struct metrics *m = &s->m;
+    struct fst_engine_stats st = server_stats(s);
+    make_label(&p, s->model_name);
+    double total = (double)st.kv_tokens_total, used = (double)st.kv_tokens_used;
+
+    gauge(&p, "num_running_reqs", "Requests that are being computed.", st.running);
+    gauge(&p, "num_queue_reqs", "Requests that wait for a slot.", st.waiting);
+    gauge(&p, "max_total_num_tokens", "KV tokens of the pool.", total);
+    gauge(&p, "num_used_tokens", "KV tokens in use, by whole pages.", used);
+    gauge(&p, "kv_used_tokens", "KV tokens in use, by whole pages.", used);
+    gauge(&p, "kv_available_tokens", "KV tokens free.", total - used);
+    gauge(&p, "kv_evictable_tokens", "KV tokens kept for reuse only.", 0);
+    gauge(&p, "token_usage", "Share of the KV pool in use.", total > 0 ? used / total : 0);
+    gauge(&p, "slots_used", "Request slots in use.", st.slots_used);
+    gauge(&p, "slots_total", "Request slots.", st.slots_total);
+    gauge(&p, "gen_throughput", "Generated tokens per second over the last decode window.",
+          st.last_decode_tok_s);
+    gauge(&p, "cache_hit_rate", "Share of prompt tokens that came from a cache.",
+          m->prompt_tokens ? (double)m->cached_tokens / (double)m->prompt_tokens : 0);
+    gauge(&p, "utilization", "Running requests over the most that may run.",
+          st.slots_total ? (double)st.running / st.slots_total : 0);
+    gauge(&p, "spec_accept_length", "Tokens per verification, the bonus included.",
+          st.spec.accept_length);
+    gauge(&p, "spec_accept_rate", "Accepted over proposed draft tokens.",
+          st.spec.drafted ? (double)st.spec.accepted / (double)st.spec.drafted : 0);
+    gauge(&p, "spec_num_draft_tokens", "Draft tokens per round.", s->info.gamma);
+    gauge(&p, "startup_time_seconds", "From start to ready.",
+          s->ready_ns ? clock_seconds(s->ready_ns - s->start_ns) : 0);
+    gauge(&p, "process_resident_memory_bytes", "Resident memory of the process.", resident_bytes());
+
+    counter(&p, "prompt_tokens_total", "Prompt tokens of finished requests.",
+            (double)m->prompt_tokens);
+    counter(&p, "generation_tokens_total", "Completion tokens of finished requests.",
+            (double)m->generation_tokens);
+    head(&p, "cached_tokens_total", "counter", "Prompt tokens that came from a cache.");
+    value(&p, "cached_tokens_total", "cache_source=\"total\"", (double)m->cached_tokens);
+    head(&p, "num_requests_total", "counter", "Generating requests that were accepted.");
+    value(&p, "num_requests_total", "is_streaming=\"true\"", (double)m->requests_stream);
+    value(&p, "num_requests_total", "is_streaming=\"false\"", (double)m->requests_plain);
+    counter(&p, "num_aborted_requests_total", "Requests that were aborted or whose client left.",
+            (double)m->aborted);
+    counter(&p, "spec_verify_calls_total", "Verifications, one for each request and round.",
+            (double)st.spec.verify_steps);
+    counter(&p, "spec_accepted_tokens_total", "Accepted draft tokens.", (double)st.spec.accepted);
+    head(&p, "spec_accepted_by_position_total", "counter", "Rounds that accepted so many drafts.");
+    for (int k = 0; k < s->info.gamma && k < FST_SPEC_MAX; k++) {
+        char label[32];
+        snprintf(label, sizeof label, "position=\"%d\"", k + 1);
+        value(&p, "spec_accepted_by_position_total", label,
+              (double)st.spec.accepted_by_position[k]);
+    }
+    counter(&p, "engine_steps_total", "Forward passes.", (double)st.steps);
+    counter(&p, "engine_requests_total", "Requests given to the engine, one for each choice.",
+            (double)st.requests);
+    counter(&p, "http_requests_total", "HTTP requests.", (double)m->http_requests);
+    head(&p, "http_responses_total", "counter", "HTTP responses by status.");
+    for (int i = 0; i < (int)FST_COUNT(m->responses); i++)
+        if (m->responses[i]) {
+            char label[32];
+            snprintf(label, sizeof label, "status_code=\"%d\"", i);
+            value(&p, "http_responses_total", label, (double)m->responses[i]);
+        }
+
+    histogram(&p, "time_to_first_token_seconds", "From arrival to the first token.", &m->ttft);
+    histogram(&p, "inter_token_latency_seconds", "Between tokens of one choice.", &m->itl);
+    histogram(&p, "e2e_request_latency_seconds", "From arrival to the end.", &m->e2e);
+    histogram(&p, "queue_time_seconds", "Waiting for a slot.", &m->queue);
+    histogram(&p, "prompt_tokens_histogram", "Prompt tokens.", &m->prompt_len);
+    histogram(&p, "uncached_prompt_tokens_histogram", "Prompt tokens that were computed.",
+              &m->uncached_len);
+    histogram(&p, "generation_tokens_histogram", "Completion tokens of a choice.",
+              &m->generation_len);
+}
+
+void api_metrics(struct server *s, struct exch *x)
+{
+    if (!s->o.enable_metrics) {
+        struct api_error e = {0};
+        api_fail(&e, 404, "unknown_endpoint", NULL, "metrics are switched off");
+        api_send_error(x, &e, SHAPE_OPENAI);
+        return;
+    }
+    struct buf b = {0};
+    metrics_write(s, &b);
+    exch_reply(x, b.failed ? 500 : 200, "text/plain; version=0.0.4; charset=utf-8", buf_str(&b),
+               b.failed ? 0 : b.len);
+    buf_release(&b);
+}

@@ -1,0 +1,30 @@
+/* metrics.h - the server's own counters and histograms, and their Prometheus text.
+ * Counts are of what clients were given (usage), so that they can be compared with a client's own. */
+#ifndef FST_SERVER_METRICS_H
+#define FST_SERVER_METRICS_H
+
+#include "base/base.h"
+
+enum { METRICS_BUCKETS_MAX = 40 };
+
+struct histogram {
+    const double *bounds; /* static, ascending */
+    int n;
+    uint64_t count[METRICS_BUCKETS_MAX + 1]; /* not cumulative; last: above all bounds */
+    double sum;
+};
+void histogram_observe(struct histogram *h, double x, uint64_t times);
+
+struct metrics {
+    uint64_t http_requests;
+    uint64_t responses[600]; /* by status */
+    uint64_t requests_stream, requests_plain, aborted;
+    uint64_t prompt_tokens, cached_tokens, generation_tokens;
+    struct histogram ttft, itl, e2e, queue, prompt_len, uncached_len, generation_len;
+};
+void metrics_init(struct metrics *m);
+
+struct server;
+void metrics_write(const struct server *s, struct buf *out);
+
+#endif

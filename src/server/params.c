@@ -1,0 +1,114 @@
+/* params.c - sampling parameters of a request body. */
+#include <math.h>
+
+#include "server/fields.h"
+#include "server/gen.h"
+
+void gen_params_default(struct gen_params *p)
+{
+    *p = (struct gen_params){
+        .sampling = {.temperature = 1, .top_p = 1, .top_k = -1},
+        .max_new = -1,
+        .n = 1,
+        .skip_special = true,
+        .prompt_logprobs_from = -1,
+    };
+}
+
+static bool read_stops(struct gen_params *p, const struct field_reader *r)
+{
+    json_val *v = json_get(r->object, "stop");
+    if (json_is_null(v))
+        return true;
+    char param[160];
+    snprintf(param, sizeof param, "%sstop", r->prefix);
+    bool one = json_type_of(v) == JSON_STRING;
+    if (!one && json_type_of(v) != JSON_ARRAY)
+        return field_type_error(r, "stop", "a string or an array of strings");
+    size_t n = one ? 1 : json_count(v);
+    if (n > GEN_STOPS_MAX)
+        return api_fail(r->e, 400, "invalid_value", param, "%s: at most %d strings, got %zu", param,
+                        GEN_STOPS_MAX, n);
+    for (size_t i = 0; i < n; i++) {
+        json_val *s = one ? v : json_at(v, i);
+        size_t len = 0;
+        const char *text = json_string(s, &len);
+        if (!text)
+            return api_fail(r->e, 400, "invalid_type", param, "%s[%zu]: expected a string, got %s",
+                            param, i, json_type_name(json_type_of(s)));
+        if (!len || len > GEN_STOP_BYTES_MAX)
+            return api_fail(r->e, 400, "invalid_value", param,
+                            "%s[%zu]: 1 to %d bytes are allowed, got %zu", param, i,
+                            GEN_STOP_BYTES_MAX, len);
+        p->stop[p->n_stops++] = (struct chat_str){text, len};
+    }
+    return true;
+}
+
+static bool read_stop_ids(struct gen_params *p, const struct field_reader *r, int vocab)
+{
+    json_val *v = json_get(r->object, "stop_token_ids");
+    if (json_is_null(v))
+        return true;
+    char param[160];
+    snprintf(param, sizeof param, "%sstop_token_ids", r->prefix);
+    if (json_type_of(v) != JSON_ARRAY)
+        return field_type_error(r, "stop_token_ids", "an array of integers");
+    if (json_count(v) > FST_STOP_IDS_MAX)
+        return api_fail(r->e, 400, "invalid_value", param, "%s: at most %d ids, got %zu", param,
+                        FST_STOP_IDS_MAX, json_count(v));
+    for (size_t i = 0; i < json_count(v); i++) {
+        int64_t id;
+        char q[96];
+        if (!json_int(json_at(v, i), &id))
+            return api_fail(r->e, 400, "invalid_type", param,
+                            "%s[%zu]: expected an integer, got %s", param, i,
+                            api_quote_value(q, json_at(v, i)));
+        if (id < 0 || id >= vocab)
+            return api_fail(r->e, 400, "invalid_value", param,
+                            "%s[%zu] must be in [0, %d], got %lld", param, i, vocab - 1,
+                            (long long)id);
+        p->stop_id[p->n_stop_ids++] = (int32_t)id;
+    }
+    return true;
+}
+
+bool gen_params_read(struct gen_params *p, const struct field_reader *r, const struct server *s,
+                     bool openai)
+{
+    double temperature = (double)p->sampling.temperature, top_p = 1, min_p = 0;
+    int64_t top_k = -1, n = p->n, seed = 0;
+    const char *seed_name = openai ? "seed" : "sampling_seed";
+    if (!field_real(r, "temperature", 0, false, openai ? 2 : INFINITY, &temperature) ||
+        !field_real(r, "top_p", 0, true, 1, &top_p) ||
+        !field_real(r, "min_p", 0, false, 1, &min_p) ||
+        !field_int(r, "top_k", -1, INT32_MAX, &top_k) || !field_int(r, "n", 1, s->o.max_n, &n) ||
+        !field_int(r, seed_name, INT64_MIN, INT64_MAX, &seed))
+        return false;
+    if (!json_is_null(json_get(r->object, "top_k")) && top_k == 0) {
+        char param[160];
+        snprintf(param, sizeof param, "%stop_k", r->prefix);
+        return api_fail(r->e, 400, "invalid_value", param,
+                        "%s must be -1 (off) or at least 1, got 0", param);
+    }
+    p->n = (int)n;
+    p->sampling.temperature = (float)temperature;
+    if (!isfinite(p->sampling.temperature)) {
+        char param[160];
+        snprintf(param, sizeof param, "%stemperature", r->prefix);
+        return api_fail(r->e, 400, "invalid_value", param, "%s must be finite in single precision",
+                        param);
+    }
+    p->sampling.top_p = (float)top_p;
+    if (p->sampling.top_p <= 0) /* a positive double may vanish in single precision */
+        p->sampling.top_p = 1e-37f;
+    p->sampling.min_p = (float)min_p;
+    p->sampling.top_k = (int)top_k;
+    p->sampling.has_seed = !json_is_null(json_get(r->object, seed_name));
+    p->sampling.seed = (uint64_t)seed;
+    return field_int(r, openai ? "min_tokens" : "min_new_tokens", 0, INT64_MAX, &p->min_new) &&
+           field_bool(r, "ignore_eos", &p->ignore_eos) &&
+           field_bool(r, "skip_special_tokens", &p->skip_special) &&
+           field_bool(r, "no_stop_trim", &p->no_stop_trim) && read_stops(p, r) &&
+           read_stop_ids(p, r, s->info.vocab_size);
+}

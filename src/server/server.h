@@ -1,0 +1,54 @@
+/* server.h - the HTTP server: OpenAI-style and native endpoints in front of an engine.
+ *
+ * server_run listens at once, opens the engine on a thread of its own (GET /health says 503
+ * "starting" meanwhile), serves until SIGINT or SIGTERM, lets running requests finish within the
+ * grace time and returns.  A second signal ends the process at once.
+ *
+ * Threads: the caller's thread becomes the server thread (event loop, HTTP, JSON, detokenising);
+ * large bodies are parsed, rendered and tokenised on helper threads; the engine has its own. */
+#ifndef FST_SERVER_SERVER_H
+#define FST_SERVER_SERVER_H
+
+#include "base/base.h"
+#include "chat/chat.h"
+#include "firesteel/engine.h"
+#include "server/http.h"
+
+struct server_opts {
+    struct fst_engine_opts engine;
+    const char *tokenizer_path;    /* NULL: tokenizer.json of the model folder */
+    const char *served_model_name; /* NULL: name of the model folder */
+    const char *host;              /* "127.0.0.1" */
+    int port;                      /* 30000; 0: any free one */
+    const char *const *api_keys;   /* borrowed; none: no key is asked for */
+    size_t n_api_keys;
+    const char *admin_api_key; /* NULL: the normal keys also open the admin endpoints */
+    bool allow_public;         /* listen on other than loopback addresses without a key */
+    bool cors;
+    struct http_limits limits;
+    struct chat_defaults chat; /* profile is set from the checkpoint */
+    int max_n;                 /* 128 choices per prompt */
+    int stream_interval;       /* 1 token per event */
+    double sse_keepalive_s;    /* 10; 0 off */
+    double shutdown_grace_s;   /* 30 */
+    double health_stall_s;     /* 30: unhealthy when work waits and no step ended for so long */
+    double watchdog_s;         /* 300: and the process ends after so long; 0 off */
+    double request_timeout_s;  /* 0: none */
+    bool skip_warmup;
+    bool strict_model_name;     /* 404 for other names than the served one */
+    bool strict_max_tokens;     /* 400 instead of clamping */
+    bool incremental_streaming; /* /generate streams deltas instead of everything so far */
+    bool enable_metrics;        /* true */
+    const char *metrics_prefix; /* "sglang:" */
+    int queue_full_status;      /* 503 or 429 */
+    int log_requests_level;     /* 0 none, 1 one line at the end of each request, 2 also prompts */
+    bool access_log;            /* one line per HTTP request */
+    /* All flags as given, for /server_info: JSON members without braces, or "". */
+    const char *flags_json;
+};
+void server_opts_default(struct server_opts *o);
+
+/* FST_OK after an orderly stop.  Otherwise the message is in fst_error_text(). */
+enum fst_status server_run(const struct server_opts *o);
+
+#endif
