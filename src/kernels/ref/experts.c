@@ -10,17 +10,24 @@ struct visit {
     float *weight; /* (n_rows) */
 };
 
-static void find_rows(const struct experts_args *a, int e, struct visit *v)
+static void routed(const struct experts_args *a, int e, struct visit *v)
 {
     v->n = 0;
-    for (int t = 0; t < a->n_rows; t++)
+    for (int64_t t = 0; t < a->n_rows; t++)
         for (int i = 0; i < a->k; i++)
-            if (e < 0 || a->expert[(int64_t)t * a->k + i] == e) {
-                v->row[v->n] = t;
-                v->weight[v->n++] = e < 0 ? 1.0f : a->weight[(int64_t)t * a->k + i];
-                if (e < 0)
-                    break;
+            if (a->expert[t * a->k + i] == e) {
+                v->row[v->n] = (int32_t)t;
+                v->weight[v->n++] = a->weight[t * a->k + i];
             }
+}
+
+static void all_rows(const struct experts_args *a, struct visit *v)
+{
+    v->n = a->n_rows;
+    for (int t = 0; t < a->n_rows; t++) {
+        v->row[t] = t;
+        v->weight[t] = 1.0f;
+    }
 }
 
 static void run(const struct experts_args *a, const struct expert_mats *m, const struct visit *v,
@@ -72,11 +79,11 @@ enum fst_status experts_ref(const struct experts_args *a, struct stream *s)
     uint8_t *scratch = s->scratch + 2 * list + 2 * hidden;
     memset(a->y, 0, n * (size_t)a->dim * 4);
     for (int e = 0; e < a->n_experts; e++) {
-        find_rows(a, e, &v);
+        routed(a, e, &v);
         if (v.n)
             run(a, &a->experts[e], &v, gate, up, scratch, s);
     }
-    find_rows(a, -1, &v);
+    all_rows(a, &v);
     run(a, a->shared, &v, gate, up, scratch, s);
     return FST_OK;
 }
