@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 ARGS ?=
 # $(call BUILD,preset) target: without one, everything
 BUILD = scripts/configure $(1) && cmake --build --preset $(1) -j $(JOBS) -- --quiet
-SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
+SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1
 
 .PHONY: all serve test test-asan test-tsan test-long test-peers lint format kern bench fuzz clean help
 
@@ -34,7 +34,7 @@ test-asan:
 test-tsan:
 	@scripts/setup test
 	@$(call BUILD,tsan)
-	@$(SMALL) TSAN_OPTIONS=halt_on_error=1 tests/run build/tsan --no-lint
+	@$(SMALL) TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 tests/run build/tsan --no-lint
 
 test-long: # the same tests at full size; resumes where it was stopped
 	@scripts/setup test

@@ -36,9 +36,11 @@ void *mem_alloc(size_t size)
 
 void *mem_calloc(size_t n, size_t size)
 {
-    if (!may_allocate())
+    size_t total;
+
+    if (!may_allocate() || __builtin_mul_overflow(n, size, &total))
         return NULL;
-    return n && size ? calloc(n, size) : calloc(1, 1);
+    return calloc(1, total ? total : 1);
 }
 
 void *mem_realloc(void *p, size_t size)

@@ -470,6 +470,8 @@ static enum fst_status arg_long(struct arg_reader *a, const char *word)
         v = options_find(a->o, word + 5, n - 5);
         if (v && v->def->type == OPTION_FLAG && word[n] == 0)
             return arg_set(a, v, "false", word, n);
+        if (v && v->def->type != OPTION_FLAG)
+            return fst_error(FST_EINVAL, "%.*s: --%s takes a value", (int)n, word, v->def->name);
         v = NULL;
     }
     if (!v)

@@ -104,12 +104,12 @@ void progress_render(struct buf *out, const struct progress *p, int64_t done, in
     buf_puts(&tail, "  ");
     put_amount(&tail, p, done);
     put_rate(&tail, p, done, clock_seconds(elapsed_ns));
-    room = width - (int)strlen(p->what) - 2 - columns_of(&tail);
+    room = width - (int)strlen(p->what) - columns_of(&tail);
     buf_printf(out, "%.*s", width, p->what);
-    if (p->total > 0 && room >= 4) {
+    if (p->total > 0 && room >= 6) {
         buf_puts(out, "  ");
         buf_puts(out, color ? "\x1b[36m" : "");
-        put_bar(out, part, FST_MIN(room, BAR_COLUMNS));
+        put_bar(out, part, FST_MIN(room - 2, BAR_COLUMNS));
         buf_puts(out, color ? "\x1b[0m" : "");
     }
     if (room >= 0)

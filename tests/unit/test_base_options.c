@@ -188,7 +188,7 @@ static void test_messages(void **state)
                  "--mem-fraction-static: \"2\" is not a number from 0.1 to 1");
     expect_error(PARSE("--disable-radix-cache=maybe"),
                  "--disable-radix-cache: \"maybe\" is not true or false");
-    expect_error(PARSE("--no-port"), "unknown option --no-port; did you mean --port?");
+    expect_error(PARSE("--no-port"), "--no-port: --port takes a value");
     /* An unknown name is told before a bad file or value. */
     expect_error(PARSE("--config", "/nowhere", "--port=x", "--hots=1"),
                  "unknown option --hots; did you mean --host?");
