@@ -247,7 +247,7 @@ static void test_progress(void **state)
     assert_string_equal(render(PROGRESS_BYTES, 0, 2 * gb, 2, 80, false),
                         "loading  2.0 GB  1.00 GB/s");
     assert_string_equal(render(PROGRESS_TOKENS, 0, 100, 2, 80, false), "loading  100 tokens  50/s");
-    assert_string_equal(render(PROGRESS_ITEMS, 7200, 1, 1, 42, false),
+    assert_string_equal(render(PROGRESS_ITEMS, 7200, 1, 1, 46, false),
                         "loading    0%  1 of 7200  1.0/s  2.0 h left");
     assert_string_equal(render(PROGRESS_BYTES, 8 * gb, gb, 1, 12, false), "loading");
     assert_string_equal(render(PROGRESS_BYTES, 8 * gb, gb, 1, 3, false), "loa");
