@@ -46,7 +46,8 @@ const char *fst_status_text(enum fst_status rc);
 /* Store the message of this thread and return rc.  At most 1023 bytes are kept. */
 enum fst_status fst_error(enum fst_status rc, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-enum fst_status fst_verror(enum fst_status rc, const char *fmt, va_list ap);
+enum fst_status fst_verror(enum fst_status rc, const char *fmt, va_list ap)
+    __attribute__((format(printf, 2, 0)));
 
 /* The message of this thread's last fst_error(), "" before the first.  Valid until the next. */
 const char *fst_error_text(void);
