@@ -226,6 +226,18 @@ static enum fst_status check_string(struct json_check *c, bool is_key)
     return fault(start, "string without an end");
 }
 
+/* buf_printf would format each twice, to learn its length. */
+static void put_index(struct buf *b, size_t x)
+{
+    char digits[24], *p = digits + sizeof digits;
+
+    do {
+        *--p = (char)('0' + x % 10);
+        x /= 10;
+    } while (x > 0);
+    buf_append(b, p, (size_t)(digits + sizeof digits - p));
+}
+
 static enum fst_status check_number(struct json_check *c)
 {
     size_t start = c->at;
@@ -259,7 +271,7 @@ static enum fst_status check_number(struct json_check *c)
             c->at++;
     }
     buf_append(&c->plain, c->text + c->copied, start - c->copied);
-    buf_printf(&c->plain, "%zu", c->n_numbers++);
+    put_index(&c->plain, c->n_numbers++);
     c->copied = c->at;
     where = c->numbers.len;
     buf_append(&c->number_at, &where, sizeof where);
