@@ -19,6 +19,7 @@ endfunction()
 foreach(lint layers banned headers size readmes tour glossary paths formatting shell needs)
   fst_script_test(lint_${lint} lint python3 tests/lint/lint.py ${lint})
 endforeach()
+fst_script_test(lint_runner lint tests/run --self-test)
 
 # Black-box tests: test_*.py need Python alone, peer_*.py packages of tests/api/requirements.txt.
 file(GLOB api CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/api/test_*.py)
