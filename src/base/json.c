@@ -484,7 +484,8 @@ enum fst_status json_parse(struct json_doc **out, const char *text, size_t len)
         goto no_memory;
     json_starved = false;
     d->tree = json_loadb(buf_str(&c.plain), c.plain.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &err);
-    if (!d->tree && json_starved)
+    /* With a tree too: a string whose buffer could not grow has lost bytes without a word. */
+    if (json_starved)
         goto no_memory;
     if (!d->tree) { /* the property test finds no such text; if there is one, it is the sender's */
         rc = fst_error(FST_EFORMAT, "Invalid JSON: %s", err.text);

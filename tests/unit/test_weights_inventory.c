@@ -105,10 +105,11 @@ static void run_or_fail(const char *command)
         fail_msg("%s: status %d", command, rc);
 }
 
-static double seconds(void)
+/* Of this process: another one on the same cores must not fail the test. */
+static double cpu_seconds(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -186,10 +187,10 @@ static void test_real_headers(void **state)
     assert_int_equal(n, 45821);
 
     struct weights_report *r;
-    double t0 = seconds();
+    double t0 = cpu_seconds();
     if (weights_inspect(&r, dir) < 0)
         fail_msg("%s", fst_error_text());
-    double t1 = seconds();
+    double t1 = cpu_seconds();
     assert_int_equal(r->tensors, 45821);
     assert_int_equal(r->bytes, 107803320952);
     assert_int_equal(r->n_missing + r->n_unknown + r->n_wrong, 0);
@@ -199,11 +200,11 @@ static void test_real_headers(void **state)
     weights_report_free(r);
 
     struct weights *w;
-    double t2 = seconds();
+    double t2 = cpu_seconds();
     if (weights_open(&w, dir, NULL) < 0)
         fail_msg("%s", fst_error_text());
-    double t3 = seconds();
-    printf("100.4 GiB in 48 shards: inspect %.3f s, open %.3f s\n", t1 - t0, t3 - t2);
+    double t3 = cpu_seconds();
+    printf("100.4 GiB in 48 shards: inspect %.3f s, open %.3f s of CPU\n", t1 - t0, t3 - t2);
     assert_int_equal(w->n_tensors, 45821);
     assert_int_equal(w->n_stages, 3);
     assert_int_equal(w->config.n_experts, 160);
@@ -211,7 +212,7 @@ static void test_real_headers(void **state)
     assert_int_equal(w->layer[20].ffn.experts[159].w2.n_in, 2048);
     assert_int_equal(w->dspark.main_proj.n_in, 12288);
     assert_int_equal(w->dspark.confidence.n_in, 4352);
-    assert_true(t3 - t2 < test_size(2, 2, 60)); /* measured 0.2-0.4 s */
+    assert_true(t3 - t2 < test_size(2, 2, 60)); /* measured 0.4-0.8 s */
     weights_free(w);
     tmpdir_remove(dir);
 }
