@@ -9,7 +9,7 @@ enum { HUGE_PAGE = 2 << 20, LINE = 64 };
 void *device_alloc(size_t bytes)
 {
     size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : LINE;
-    if (bytes > SIZE_MAX - align)
+    if (bytes > (size_t)PTRDIFF_MAX - align)
         return NULL;
     size_t whole = (size_t)round_up((int64_t)FST_MAX(bytes, 1), (int64_t)align);
     void *p = mem_aligned(align, whole);
