@@ -4,11 +4,10 @@
 #   make serve        install what is missing, build, answer at http://127.0.0.1:30000
 #                     (ARGS="--port 8000" for flags, build/firesteel serve --help lists them)
 #   make test         all tests that need no GPU; the last line counts them
-#   make help         the other words
+#   make help         all words
 .DEFAULT_GOAL := all
 JOBS ?= $(shell nproc)
 ARGS ?=
-# $(call BUILD,preset) target: without one, everything
 BUILD = scripts/configure $(1) && cmake --build --preset $(1) -j $(JOBS) -- --quiet
 SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1
 
@@ -26,12 +25,12 @@ test:
 	@$(call BUILD,release)
 	@tests/run build
 
-test-asan:
+test-asan: # all tests under ASan and UBSan
 	@scripts/setup test
 	@$(call BUILD,asan)
 	@$(SMALL) tests/run build/asan --no-lint
 
-test-tsan:
+test-tsan: # all tests under TSan
 	@scripts/setup test
 	@$(call BUILD,tsan)
 	@$(SMALL) TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 tests/run build/tsan --no-lint
@@ -46,12 +45,12 @@ test-peers: # against other people's clients and tokenizers, from PyPI
 	@$(call BUILD,release)
 	@tests/run build --only peers
 
-lint:
+lint: # house rules
 	@scripts/setup lint
 	@$(call BUILD,release)
 	@tests/run build --only lint
 
-format:
+format: # clang-format over everything
 	@scripts/setup lint
 	@git ls-files -z 'src/*.[ch]' 'include/*.h' 'tests/*.[ch]' | xargs -0 clang-format -i
 
@@ -72,5 +71,5 @@ clean: # objects and programs; what scripts/setup fetched stays
 	@rm -rf build/asan build/tsan build/debug build/fuzz
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
-	@sed -n 's/^\([a-z-]*\):[^#=]*# \(.*\)/  make \1: \2/p' Makefile
+	@sed -n '3,/^\./s/^# \{0,1\}//p' Makefile
+	@sed -n 's/^\([a-z-]*\):[^#=]*# \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}' 

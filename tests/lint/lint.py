@@ -32,7 +32,7 @@ LAYERS = {
 TOOL_EXCEPTIONS = {
     "cmd_inspect.c": ["weights"],
     "cmd_plan.c": ["weights", "kv", "model"],
-    "cmd_doctor.c": ["device", "kernels"],
+    "cmd_doctor.c": ["device", "kernels", "weights"],
     "cmd_kv.c": ["kv"],
     "cmd_replay.c": ["kv", "model", "weights", "kernels", "device"],
     "cmd_bench_kernels.c": ["kernels", "device", "weights"],
@@ -52,7 +52,7 @@ INTERFACE = {
     "spec": "spec",
     "sched": "sched",
     "engine": "",
-    "server": "server",
+    "server": "server fields",
     "tools": "",
 }
 # Third-party headers: the only files that may include them.
