@@ -73,7 +73,8 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
 /* The classic MTP block over all rows of the last model_forward: next_id[i] is the token after row i
  * (n_rows of them), the block's own window is written at the rows' positions.  logits of the picked
  * rows (n_logits, vocab): for the token after next_id.  Needs weights with an MTP block and
- * `drafting`.  Streams are kept, so that the call may be repeated with other ids. */
+ * `drafting`.  Streams are kept, so that the call may be repeated with other ids (for spans of at
+ * most kv_spec.block rows: more would overwrite window rows that a second call still needs). */
 enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct rows *rows,
                                   const int32_t *next_id, const int32_t *logit_row, int n_logits,
                                   float **logits);
