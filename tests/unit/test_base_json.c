@@ -318,7 +318,7 @@ static void test_out_of_memory(void **state)
     (void)state;
     buf_puts(&text, "{\"list\":[1,2.5,\"text with \\u20ac\",null,true,{\"x\":{}}]");
     for (int i = 0; i < 20; i++)
-        buf_printf(&text, ",\"member %d\":\"value %d\"", i, i);
+        buf_printf(&text, ",\"member %d\":\"value %d%*s\"", i, i, 10 * i, "grows");
     buf_putc(&text, '}');
     before = mem_count();
     d = parse(buf_str(&text));
