@@ -1,0 +1,2 @@
+/* experts_avx2.c - experts.inl at this width. */
+#include "kernels/cpu/experts.inl"
