@@ -13,12 +13,15 @@ smallest index gap is 9.2e-6.  Needs numpy.
 import argparse
 import os
 import sys
+import tempfile
+import zlib
 
 import numpy as np
 
 import goldfile
 from numpy_v4 import MUTATIONS, Model
-from v4_format import DSPARK, T1, T2, fnv1a64, hash_weights, token_ids
+from v4_format import (DSPARK, PRESETS, T1, T2, fnv1a64, hash_weights, token_ids,
+                       write_checkpoint)
 
 POSITIONS = [0, 1, 3, 4, 7, 8, 15, 16, 17, 35, 36, 127, 128, 129, 255, 256]
 DUMP_POSITIONS = [0, 36, 127, 299]
@@ -36,6 +39,31 @@ CASES = {  # name: config, draft, tokens, seed, dumps
     "dspark": (DSPARK, "dspark", 200, 1, False),
 }
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/golden/data")
+
+
+# Files whose CRC-32 the C writer (tests/golden/hashweights.h) must reproduce:
+# preset, draft, format, shards, seed, unaligned.
+FILE_CASES = [("t1", "mtp", "f32", 1, 0, False), ("t1", "mtp", "bf16", 2, 0, True),
+              ("t1", "mtp", "fp8", 3, 0, False), ("t1", "mtp", "fp4", 4, 0, True),
+              ("t1", "none", "fp4", 1, 5, False), ("dspark", "dspark", "fp4", 3, 7, False),
+              ("t2", "mtp", "f32", 1, 0, False)]
+
+
+def file_sums():
+    """CRC-32 of every shard of every file case, in order; and of 1000 token ids."""
+    sums = []
+    for preset, draft, fmt, shards, seed, unaligned in FILE_CASES:
+        c = PRESETS[preset]
+        with tempfile.TemporaryDirectory() as folder:
+            write_checkpoint(folder, hash_weights(c, draft, seed), c, draft, fmt, shards,
+                             unaligned)
+            names = sorted(n for n in os.listdir(folder) if n.endswith(".safetensors"))
+            assert len(names) == shards
+            for n in names:
+                with open(os.path.join(folder, n), "rb") as f:
+                    sums.append(zlib.crc32(f.read()))
+    sums.append(zlib.crc32(token_ids(1000, 512, 9).astype("<i4").tobytes()))
+    return np.array(sums, np.uint32).view(np.int32)
 
 
 def argmax_hash(logits):
@@ -122,6 +150,12 @@ def main():
             worst = max(worst, d)
             if d > (0 if old[k].dtype.kind == "i" else 1e-4):
                 sys.exit(f"{case}: {k} differs by {d:.2e}")
+    if not a.cases:
+        path = os.path.join(a.out, "files.gold")
+        if a.check:
+            assert (goldfile.read(path)["crc32"] == file_sums()).all(), "files differ"
+        else:
+            goldfile.write(path, dict(crc32=file_sums()))
     if a.check:
         print(f"equal; largest difference {worst:.2e}")
 
