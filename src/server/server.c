@@ -331,7 +331,7 @@ static void set_names(struct server *s)
     const char *name = s->o.served_model_name ? s->o.served_model_name
                        : slash                ? slash + 1
                                               : s->model_dir;
-    snprintf(s->model_name, sizeof s->model_name, "%s", name);
+    snprintf(s->model_name, sizeof s->model_name, "%.255s", name);
 }
 
 static enum fst_status serve(struct server *s)

@@ -1,0 +1,492 @@
+/* cmd_bench.c - `bench step`: what a step costs, block by block, against what this machine could.
+ *
+ * Bytes and operations of each block follow from the configuration (DeepSeek-V4 technical report
+ * §2); the floor of a row is the larger of bytes over the measured read bandwidth and operations
+ * over the measured rate of multiply-adds.  Names weights/config.h by exception. */
+#include <math.h>
+#include <sys/utsname.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/rng.h"
+#include "tools/tool.h"
+#include "weights/config.h"
+
+static const struct option_def defs[] = {
+    {.name = "steps",
+     .type = OPTION_INT,
+     .initial = "64",
+     .min = 2,
+     .max = 100000,
+     .help = "tokens to generate"},
+    {.name = "context",
+     .type = OPTION_INT,
+     .initial = "512",
+     .min = 1,
+     .max = 1e7,
+     .help = "prompt tokens"},
+    {.name = "rows",
+     .type = OPTION_INT,
+     .initial = "1",
+     .min = 1,
+     .max = 1024,
+     .help = "requests decoded together"},
+    {.name = "out",
+     .type = OPTION_TEXT,
+     .arg = "FILE",
+     .help = "result file {card, driver, date, build, command, rows}"},
+};
+
+enum { BLOCKS_MAX = 64 };
+
+struct machine {
+    double read_bytes_s, macs_s;
+};
+
+struct cost {
+    double bytes, flops;
+};
+
+struct row {
+    char name[40], kind[16];
+    int rows, calls;
+    double time_us;
+    struct cost c;
+};
+
+struct bench {
+    fst_engine *e;
+    struct fst_engine_info info;
+    struct model_config cfg;
+    struct machine m;
+    int steps, rows;
+    int64_t context;
+    struct row *out; /* owned */
+    size_t n, cap;
+    struct rng rng;
+};
+
+/* ------------------------------------------------------------------ the machine's ceilings */
+
+/* Best of several passes over 128 MiB, more than any cache here holds, on one thread: the model's
+ * reads are spread over threads, so the figure is multiplied by the threads in use only after it
+ * was measured with them (see scaled()). */
+static double read_rate(void)
+{
+    size_t n = (size_t)128 << 20;
+    uint64_t *p = mem_aligned(64, n), sum = 0;
+    double best = 0;
+    if (!p)
+        return 0;
+    memset(p, 1, n);
+    for (int pass = 0; pass < 5; pass++) {
+        int64_t t = clock_ns();
+        uint64_t s[8] = {0};
+        for (size_t i = 0; i < n / 8; i += 8)
+            for (int k = 0; k < 8; k++)
+                s[k] += p[i + (size_t)k];
+        for (int k = 0; k < 8; k++)
+            sum += s[k];
+        best = fmax(best, (double)n / clock_seconds(clock_ns() - t));
+    }
+    mem_free(p);
+    return sum ? best : 0;
+}
+
+static double mac_rate(void)
+{
+    enum { N = 4096 };
+    static float a[N], b[N];
+    volatile float sink;
+    double best = 0;
+    for (int i = 0; i < N; i++)
+        a[i] = b[i] = 1.0f / (float)(i + 1);
+    for (int pass = 0; pass < 5; pass++) {
+        float s[64] = {0};
+        int64_t t = clock_ns();
+        for (int rep = 0; rep < 4000; rep++)
+            for (int i = 0; i < N; i += 64)
+                for (int k = 0; k < 64; k++)
+                    s[k] += a[i + k] * b[i + k];
+        double dt = clock_seconds(clock_ns() - t);
+        float total = 0;
+        for (int k = 0; k < 64; k++)
+            total += s[k];
+        sink = total;
+        (void)sink;
+        best = fmax(best, 4000.0 * N / dt);
+    }
+    return best;
+}
+
+/* ------------------------------------------------------------------ cost of a block */
+
+/* T rows at context n through block `name` of all target layers (or of the draft stages). */
+static struct cost block_cost(const struct bench *b, const char *name, double t, double n,
+                              bool stages)
+{
+    const struct model_config *c = &b->cfg;
+    double D = c->hidden_size, H = c->n_heads, C = c->head_dim, Q = c->q_lora_rank;
+    double O = (double)c->o_groups * c->o_lora_rank, I = c->moe_dim, E = c->n_experts;
+    double k = c->n_experts_per_token, V = c->vocab_size, HI = c->index_heads, CI = c->index_dim;
+    double S = c->n_stages, r = c->markov_rank, layers = stages ? S : c->n_layers;
+    struct cost x = {0, 0};
+    int n4 = 0, n128 = 0;
+    for (int i = 0; i < c->n_layers && !stages; i++) {
+        n4 += c->compress_ratio[i] == 4;
+        n128 += c->compress_ratio[i] == 128;
+    }
+    double window = fmin(n, c->window), e4 = n / 4, e128 = n / 128;
+    double sel = fmin(e4, c->index_topk), row_bytes = 640; /* FP8 row: 512 + 128 */
+    if (!strcmp(name, "seam")) {
+        x.bytes = layers * 2 * (24 * 4 * D * 4 + t * 4 * D * 8);
+        x.flops = 2 * layers * 2 * t * (24 * 4 * D + 20 * D);
+    } else if (!strcmp(name, "attn_in")) {
+        double w = layers * D * (Q + C), cmp = D * 2 * C * (2 * n4 + n128);
+        double idx = n4 * D * (4 * CI + HI);
+        x.bytes = w + 2 * (cmp + idx) + t * D * 4 * layers;
+        x.flops = 2 * t * (w + cmp + idx);
+    } else if (!strcmp(name, "q_path")) {
+        double w = layers * H * C * Q + n4 * HI * CI * Q;
+        x.bytes = w + t * layers * H * C * 4;
+        x.flops = 2 * t * w;
+    } else if (!strcmp(name, "index_topk")) {
+        x.bytes = n4 * t * e4 * 68;
+        x.flops = e4 > c->index_topk ? 2 * n4 * t * e4 * HI * CI : 0;
+    } else if (!strcmp(name, "attention")) {
+        double keys = layers * window + n4 * sel + n128 * e128;
+        x.bytes = t * keys * row_bytes;
+        x.flops = 2 * t * keys * H * C * 2;
+    } else if (!strcmp(name, "attn_out")) {
+        double a = layers * O * (H * C / c->o_groups), w = layers * D * O;
+        x.bytes = 2 * a + w + t * layers * D * 4;
+        x.flops = 2 * t * (a + w);
+    } else if (!strcmp(name, "route")) {
+        x.bytes = layers * E * D * 2;
+        x.flops = 2 * t * layers * E * D;
+    } else if (!strcmp(name, "experts")) {
+        double met = E * (1 - pow(1 - k / E, t)); /* experts that t independent rows meet */
+        x.bytes = layers * 3 * I * D * (met * 0.53125 + 1);
+        x.flops = 2 * t * layers * 3 * I * D * (k + 1);
+    } else if (!strcmp(name, "head")) {
+        x.bytes = V * D * 2;
+        x.flops = 2 * t * V * D;
+    } else if (!strcmp(name, "main_proj")) {
+        x.bytes = D * S * D;
+        x.flops = 2 * t * D * S * D;
+    } else if (!strcmp(name, "draft_chain")) {
+        x.bytes = t * V * r * 2;
+        x.flops = 2 * t * V * r;
+    } else if (!strcmp(name, "draw")) {
+        x.bytes = t * V * 4;
+        x.flops = t * V;
+    } else if (!strcmp(name, "embed")) {
+        x.bytes = t * D * (2 + 16);
+    } else if (!strcmp(name, "kv_write") || !strcmp(name, "ring_store")) {
+        x.bytes = t * layers * row_bytes;
+    } else if (!strcmp(name, "rope")) {
+        x.bytes = t * c->rope_dim * 4;
+    }
+    return x;
+}
+
+static struct cost whole_cost(const struct bench *b, double t, double heads, double n, bool stages)
+{
+    static const char *const names[] = {"seam",      "attn_in",  "q_path", "index_topk",
+                                        "attention", "attn_out", "route",  "experts",
+                                        "kv_write",  "embed",    "rope"};
+    struct cost sum = {0, 0};
+    for (size_t i = 0; i < FST_COUNT(names); i++) {
+        struct cost c = block_cost(b, names[i], t, n, stages);
+        sum.bytes += c.bytes;
+        sum.flops += c.flops;
+    }
+    struct cost h = block_cost(b, "head", heads, n, stages);
+    return (struct cost){sum.bytes + h.bytes, sum.flops + h.flops};
+}
+
+/* ------------------------------------------------------------------ running */
+
+static void add_row(struct bench *b, const char *name, const char *kind, int rows, int calls,
+                    double us, struct cost c)
+{
+    if (b->n == b->cap) {
+        size_t cap = b->cap ? 2 * b->cap : 64;
+        struct row *more = mem_realloc(b->out, cap * sizeof *more);
+        if (!more)
+            return;
+        b->out = more;
+        b->cap = cap;
+    }
+    struct row *r = &b->out[b->n++];
+    *r = (struct row){.rows = rows, .calls = calls, .time_us = us, .c = c};
+    snprintf(r->name, sizeof r->name, "%s", name);
+    snprintf(r->kind, sizeof r->kind, "%s", kind);
+}
+
+struct sample {
+    struct fst_block_time block[BLOCKS_MAX];
+    int n;
+    struct fst_engine_stats st;
+};
+
+static uint64_t block_ns(const struct sample *s, const char *name, uint64_t *calls)
+{
+    for (int i = 0; i < s->n; i++)
+        if (!strcmp(s->block[i].name, name)) {
+            *calls = s->block[i].calls;
+            return s->block[i].ns;
+        }
+    *calls = 0;
+    return 0;
+}
+
+/* Run `rows` equal requests side by side and take what they cost. */
+static enum fst_status run(struct bench *b, int64_t max_new, bool drafting, struct sample *out)
+{
+    enum { ROWS_MAX = 1024 };
+    fst_request *req[ROWS_MAX] = {0};
+    int32_t *ids = mem_calloc((size_t)b->context, sizeof *ids);
+    struct fst_engine_stats before;
+    enum fst_status rc = ids ? FST_OK : fst_error(FST_ENOMEM, "out of memory");
+    fst_engine_get_stats(b->e, &before);
+    fst_engine_block_times(b->e, out->block, BLOCKS_MAX, true);
+    struct fst_request_opts o;
+    fst_request_opts_default(&o);
+    for (int i = 0; i < b->rows && rc == FST_OK; i++) {
+        for (int64_t k = 0; k < b->context; k++)
+            ids[k] = (int32_t)rng_below(&b->rng, (uint64_t)b->info.vocab_size);
+        o.ids = ids;
+        o.n_ids = (size_t)b->context;
+        o.max_new_tokens = max_new;
+        o.sampling.temperature = 1;
+        o.sampling.has_seed = true;
+        o.sampling.seed = (uint64_t)i;
+        o.ignore_eos = true;
+        o.no_drafting = !drafting;
+        rc = fst_request_submit(b->e, &o, &req[i]);
+    }
+    for (int i = 0; i < b->rows; i++) {
+        if (!req[i])
+            continue;
+        while (fst_request_wait(req[i], 0.2) == FST_ETIMEOUT)
+            if (tool_interrupted(false))
+                fst_request_cancel(req[i]);
+        struct fst_request_view v;
+        fst_request_get_view(req[i], &v);
+        if (rc == FST_OK && v.finish == FST_FINISH_ERROR)
+            rc = fst_error(v.status, "%s", v.error);
+        if (rc == FST_OK && v.finish == FST_FINISH_ABORT)
+            rc = fst_error(FST_ECANCELED, "bench: interrupted");
+        fst_request_free(req[i]);
+    }
+    mem_free(ids);
+    if (rc < 0)
+        return rc;
+    out->n = FST_MIN(fst_engine_block_times(b->e, out->block, BLOCKS_MAX, false), BLOCKS_MAX);
+    struct fst_engine_stats after;
+    fst_engine_get_stats(b->e, &after);
+    out->st = after;
+    out->st.steps = after.steps - before.steps;
+    out->st.draft_ns = after.draft_ns - before.draft_ns;
+    out->st.verify_ns = after.verify_ns - before.verify_ns;
+    out->st.prefill_ns = after.prefill_ns - before.prefill_ns;
+    out->st.decode_ns = after.decode_ns - before.decode_ns;
+    out->st.draft_rounds = after.draft_rounds - before.draft_rounds;
+    out->st.spec.verify_steps = after.spec.verify_steps - before.spec.verify_steps;
+    return FST_OK;
+}
+
+/* Blocks of `s` less those of `base`, per step. */
+static void add_blocks(struct bench *b, const char *kind, const struct sample *s,
+                       const struct sample *base, double steps, double t, double n, bool both)
+{
+    for (int i = 0; i < s->n; i++) {
+        uint64_t calls0 = 0, ns0 = base ? block_ns(base, s->block[i].name, &calls0) : 0;
+        if (s->block[i].ns <= ns0 || s->block[i].calls <= calls0 || steps <= 0)
+            continue;
+        char name[40];
+        snprintf(name, sizeof name, "block/%s", s->block[i].name);
+        struct cost c = block_cost(b, s->block[i].name, t, n, false);
+        if (both) {
+            struct cost d = block_cost(b, s->block[i].name, t, n, true);
+            c.bytes += d.bytes;
+            c.flops += d.flops;
+        }
+        add_row(b, name, kind, (int)t, (int)((double)(s->block[i].calls - calls0) / steps),
+                (double)(s->block[i].ns - ns0) * 1e-3 / steps, c);
+    }
+}
+
+static enum fst_status measure(struct bench *b)
+{
+    struct sample pre = {0}, dec = {0}, spec = {0};
+    double rows = b->rows, ctx = (double)b->context, mid = ctx + b->steps / 2.0;
+    FST_TRY(run(b, 1, false, &pre)); /* the first run also touches all pages */
+    FST_TRY(run(b, 1, false, &pre));
+    double tokens = rows * ctx;
+    add_row(b, "step", "prefill", (int)tokens, 1, (double)pre.st.prefill_ns * 1e-3,
+            whole_cost(b, tokens, rows, ctx / 2, false));
+    add_blocks(b, "prefill", &pre, NULL, 1, tokens, ctx / 2, false);
+    FST_TRY(run(b, b->steps, false, &dec));
+    double n_dec = (double)dec.st.steps - (double)pre.st.steps;
+    if (n_dec > 0)
+        add_row(b, "step", "decode", b->rows, 1, (double)dec.st.decode_ns * 1e-3 / n_dec,
+                whole_cost(b, rows, rows, mid, false));
+    add_blocks(b, "decode", &dec, &pre, n_dec, rows, mid, false);
+    if (b->info.gamma <= 0)
+        return FST_OK;
+    FST_TRY(run(b, b->steps, true, &spec));
+    double rounds = (double)spec.st.draft_rounds, width = b->info.gamma + 1.0;
+    if (rounds <= 0)
+        return FST_OK;
+    double vt = rows * width, dt = rows * b->info.gamma;
+    add_row(b, "step", "verify", (int)vt, 1, (double)spec.st.verify_ns * 1e-3 / rounds,
+            whole_cost(b, vt, vt, mid, false));
+    struct cost draft = whole_cost(b, dt, dt, fmin(mid, b->cfg.window), true);
+    struct cost chain = block_cost(b, "draft_chain", dt, mid, true);
+    draft.bytes += chain.bytes;
+    draft.flops += chain.flops;
+    add_row(b, "step", "draft", (int)dt, 1, (double)spec.st.draft_ns * 1e-3 / rounds, draft);
+    add_blocks(b, "round", &spec, &pre, rounds, vt, mid, true);
+    return FST_OK;
+}
+
+/* ------------------------------------------------------------------ output */
+
+static double floor_us(const struct bench *b, struct cost c)
+{
+    return 1e6 * fmax(c.bytes / b->m.read_bytes_s, c.flops / 2 / b->m.macs_s);
+}
+
+static void put_rows(const struct bench *b, struct buf *o)
+{
+    buf_puts(o, "\"rows\":[");
+    for (size_t i = 0; i < b->n; i++) {
+        const struct row *r = &b->out[i];
+        double f = floor_us(b, r->c);
+        buf_printf(o,
+                   "%s{\"name\":\"%s\",\"kind\":\"%s\",\"preset\":\"%s\",\"layers\":%d,\"rows\":%d,"
+                   "\"context\":%lld,\"layout\":\"%s\",\"kernels\":\"%s\",\"threads\":%d,"
+                   "\"calls\":%d,\"time_us\":%.3f,\"bytes\":%.0f,\"flops\":%.0f,\"floor_us\":%.3f,"
+                   "\"fraction_of_floor\":%.4f}",
+                   i ? "," : "", r->name, r->kind, b->cfg.model_type, b->cfg.n_layers, r->rows,
+                   (long long)b->context, b->info.kv_layout, b->info.kernels, b->info.threads,
+                   r->calls, r->time_us, r->c.bytes, r->c.flops, f,
+                   r->time_us > 0 ? f / r->time_us : 0.0);
+    }
+    buf_putc(o, ']');
+}
+
+static void cpu_name(char *out, size_t size)
+{
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    char line[512];
+    snprintf(out, size, "unknown CPU");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10) && strchr(line, ':')) {
+            line[strcspn(line, "\n")] = 0;
+            snprintf(out, size, "%s", strchr(line, ':') + 2);
+            break;
+        }
+    if (f)
+        fclose(f);
+}
+
+static void put_file(const struct bench *b, struct buf *o, int argc, char **argv)
+{
+    char cpu[256], date[CLOCK_ISO_SIZE];
+    struct utsname un;
+    uname(&un);
+    cpu_name(cpu, sizeof cpu);
+    clock_iso(date, clock_wall_ns());
+    buf_puts(o, "{\"card\":");
+    json_put_string(o, cpu, strlen(cpu));
+    buf_printf(o,
+               ",\"driver\":\"Linux %s\",\"date\":\"%s\",\"build\":\"firesteel %s\",\"command\":",
+               un.release, date, FST_VERSION);
+    struct buf cmd = {0};
+    buf_puts(&cmd, "firesteel");
+    for (int i = 0; i < argc; i++)
+        buf_printf(&cmd, " %s", argv[i]);
+    json_put_string(o, buf_str(&cmd), cmd.len);
+    buf_release(&cmd);
+    buf_printf(o, ",\"read_gb_s\":%.3f,\"gmac_s\":%.3f,", b->m.read_bytes_s * 1e-9,
+               b->m.macs_s * 1e-9);
+    put_rows(b, o);
+    buf_putc(o, '}');
+}
+
+static void print_table(const struct bench *b)
+{
+    printf("this machine: read %.2f GB/s, %.2f GMAC/s (fp32, one thread x %d); kernels %s\n",
+           b->m.read_bytes_s * 1e-9, b->m.macs_s * 1e-9, b->info.threads, b->info.kernels);
+    printf("%-20s %-8s %7s %6s %12s %12s %12s %10s\n", "name", "kind", "rows", "calls", "time_us",
+           "MB", "floor_us", "of floor");
+    for (size_t i = 0; i < b->n; i++) {
+        const struct row *r = &b->out[i];
+        double f = floor_us(b, r->c);
+        printf("%-20s %-8s %7d %6d %12.1f %12.3f %12.1f %9.1f%%\n", r->name, r->kind, r->rows,
+               r->calls, r->time_us, r->c.bytes * 1e-6, f,
+               r->time_us > 0 ? 100 * f / r->time_us : 0.0);
+    }
+}
+
+static enum fst_status bench_step(struct bench *b, const struct options *o)
+{
+    struct fst_engine_opts eo;
+    FST_TRY(tool_engine_opts(o, &eo));
+    FST_TRY(config_read(&b->cfg, eo.model_dir));
+    b->steps = (int)options_int(o, "steps", 64);
+    b->rows = (int)options_int(o, "rows", 1);
+    b->context = options_int(o, "context", 512);
+    if (!eo.max_running_requests || eo.max_running_requests < b->rows)
+        eo.max_running_requests = FST_MAX(b->rows, 1);
+    eo.profile = true;
+    FST_TRY(tool_engine_open(&b->e, &eo));
+    fst_engine_get_info(b->e, &b->info);
+    /* One thread's ceilings times the threads: an upper bound, so no fraction is flattered. */
+    b->m.read_bytes_s = read_rate() * b->info.threads;
+    b->m.macs_s = mac_rate() * b->info.threads;
+    if (b->m.read_bytes_s <= 0 || b->m.macs_s <= 0)
+        return fst_error(FST_EMACHINE, "bench: the machine's ceilings could not be measured");
+    rng_init(&b->rng, 1);
+    return measure(b);
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    const struct option_group groups[] = {OPTION_GROUP("Bench", defs), tool_model_group,
+                                          tool_engine_group};
+    int status;
+    struct options *o =
+        tool_parse("firesteel bench", "step [options]", groups, 3, argc, argv, &status);
+    if (!o)
+        return status;
+    const char *const *args;
+    if (options_args(o, &args) != 1 || strcmp(args[0], "step") != 0) {
+        fprintf(stderr, "firesteel bench: expected `step`\n");
+        options_free(o);
+        return 2;
+    }
+    struct bench b = {0};
+    struct buf file = {0};
+    tool_catch_interrupt();
+    enum fst_status rc = bench_step(&b, o);
+    if (rc == FST_OK) {
+        put_file(&b, &file, argc, argv);
+        if (options_text(o, "out"))
+            rc = file_write(options_text(o, "out"), buf_str(&file), file.len);
+    }
+    if (rc < 0)
+        status = tool_fail(rc);
+    else if (options_flag(o, "json"))
+        status = tool_print_json(&file);
+    else
+        print_table(&b), status = 0;
+    fst_engine_close(b.e);
+    mem_free(b.out);
+    buf_release(&file);
+    options_free(o);
+    return status;
+}

@@ -1,0 +1,428 @@
+#include <limits.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "tools/tool.h"
+
+static const struct option_def model_defs[] = {
+    {.name = "model",
+     .alias = "model-path m",
+     .type = OPTION_TEXT,
+     .arg = "DIR",
+     .help = "checkpoint folder (safetensors, config.json, tokenizer.json); the bundled model "
+             "when not given"},
+    {.name = "tokenizer",
+     .alias = "tokenizer-path",
+     .type = OPTION_TEXT,
+     .arg = "FILE",
+     .help = "tokenizer.json, or the folder that holds it; the model's when not given"},
+    {.name = "json", .type = OPTION_FLAG, .help = "print one JSON object on stdout"},
+};
+const struct option_group tool_model_group = OPTION_GROUP("Model", model_defs);
+
+static const struct option_def engine_defs[] = {
+    {.name = "device",
+     .type = OPTION_WORD,
+     .initial = "cpu",
+     .words = "cpu",
+     .help = "where the model runs"},
+    {.name = "kernels",
+     .type = OPTION_TEXT,
+     .initial = "auto",
+     .arg = "NAME",
+     .help = "auto, ref, avx2 or avx512"},
+    {.name = "kv-layout",
+     .type = OPTION_WORD,
+     .initial = "unified-fp8",
+     .words = "unified-fp8 unified-bf16",
+     .help = "how KV rows are stored; results do not depend on it"},
+    {.name = "index-keys",
+     .type = OPTION_WORD,
+     .initial = "fp4",
+     .words = "fp4 fp8",
+     .help = "how index keys are stored"},
+    {.name = "precision",
+     .type = OPTION_WORD,
+     .initial = "native",
+     .words = "native reference",
+     .help = "reference: fp32 arithmetic, no activation or KV quantisation (slow)"},
+    {.name = "speculative-algorithm",
+     .type = OPTION_WORD,
+     .words = "none dspark mtp=eagle",
+     .help = "drafting; what the checkpoint bundles when not given"},
+    {.name = "speculative-dspark-block-size",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = FST_SPEC_MAX,
+     .help = "draft tokens per round; the checkpoint's when not given"},
+    {.name = "verify-mode",
+     .type = OPTION_WORD,
+     .initial = "auto",
+     .words = "auto static",
+     .env = "SGLANG_RAGGED_VERIFY_MODE",
+     .help = "how many drafts of a round are verified"},
+    {.name = "chunked-prefill-size",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 65536,
+     .help = "prompt rows per step (512)"},
+    {.name = "max-running-requests",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 4096,
+     .help = "requests computed at once (16)"},
+    {.name = "max-queued-requests",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 1000000,
+     .help = "requests that may wait (1024); more are refused"},
+    {.name = "context-length",
+     .alias = "ctx c",
+     .type = OPTION_INT,
+     .min = 2,
+     .max = 16777216,
+     .help = "prompt and reply together; the checkpoint's, bounded by memory, when not given"},
+    {.name = "max-total-tokens",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 1e12,
+     .help = "KV tokens over all requests; by the memory plan when not given"},
+    {.name = "threads",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 256,
+     .help = "compute threads; one per core when not given.  Results do not depend on it"},
+    {.name = "random-seed",
+     .type = OPTION_TEXT,
+     .arg = "N",
+     .help = "seeds requests that bring no seed; random when not given"},
+    {.name = "tensor-parallel-size",
+     .alias = "tp",
+     .type = OPTION_INT,
+     .initial = "1",
+     .min = 1,
+     .max = 1,
+     .help = "1"},
+    {.name = "disable-radix-cache",
+     .type = OPTION_FLAG,
+     .help = "keep nothing between requests",
+     .no_use = "this version keeps no prefix cache"},
+    {.name = "log-level",
+     .type = OPTION_WORD,
+     .initial = "info",
+     .words = LOG_LEVEL_WORDS,
+     .help = "how much is logged on stderr"},
+};
+const struct option_group tool_engine_group = OPTION_GROUP("Engine", engine_defs);
+
+/* ------------------------------------------------------------------ usage */
+
+int tool_fail(enum fst_status rc)
+{
+    fprintf(stderr, "firesteel: %s\n", fst_error_text());
+    return fst_exit_status(rc);
+}
+
+struct options *tool_parse(const char *program, const char *usage,
+                           const struct option_group *groups, size_t n, int argc, char **argv,
+                           int *status)
+{
+    struct options *o = NULL;
+    enum fst_status rc = options_new(&o, program, usage, groups, n);
+    if (rc == FST_OK)
+        rc = options_parse(o, argc, argv);
+    if (rc < 0) {
+        *status = tool_fail(rc);
+        options_free(o);
+        return NULL;
+    }
+    if (options_help_wanted(o)) {
+        struct buf b = {0};
+        options_help(o, &b);
+        fwrite(buf_str(&b), 1, b.len, stdout);
+        buf_release(&b);
+        options_free(o);
+        *status = 0;
+        return NULL;
+    }
+    for (size_t i = 0; options_notice(o, i); i++)
+        fprintf(stderr, "firesteel: note: %s\n", options_notice(o, i));
+    return o;
+}
+
+/* ------------------------------------------------------------------ model */
+
+static bool has_config(const char *dir)
+{
+    char path[PATH_MAX];
+    return file_join(path, sizeof path, dir, "config.json") == FST_OK && file_exists(path);
+}
+
+static const char *bundled_dir(void)
+{
+    static char found[PATH_MAX];
+    static const char *const beside[] = {"../models/kindling", "models/kindling",
+                                         "../share/firesteel/models/kindling",
+                                         "../../models/kindling"};
+    char exe[PATH_MAX / 2];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    if (n > 0) {
+        exe[n] = 0;
+        char *slash = strrchr(exe, '/');
+        if (slash)
+            *slash = 0;
+        for (size_t i = 0; i < FST_COUNT(beside); i++)
+            if (file_join(found, sizeof found, exe, beside[i]) == FST_OK && has_config(found)) {
+                char real[PATH_MAX];
+                if (realpath(found, real))
+                    memcpy(found, real, strlen(real) + 1);
+                return found;
+            }
+    }
+    if (has_config("models/kindling"))
+        return "models/kindling";
+    return NULL;
+}
+
+const char *tool_model_dir(const struct options *o)
+{
+    const char *dir = options_text(o, "model");
+    if (dir) {
+        if (file_is_folder(dir))
+            return dir;
+        fst_error(FST_EMACHINE,
+                  "--model %s: no such folder.  Published checkpoints: huggingface.co/deepseek-ai, "
+                  "e.g. `hf download deepseek-ai/DeepSeek-V4-Flash --local-dir %s` (about 160 GB)",
+                  dir, dir);
+        return NULL;
+    }
+    dir = bundled_dir();
+    if (!dir)
+        fst_error(FST_EMACHINE,
+                  "no --model given, and the bundled model models/kindling is neither "
+                  "beside the program nor in the working directory");
+    return dir;
+}
+
+static enum fst_status read_seed(const char *text, struct fst_engine_opts *e)
+{
+    char *end;
+    if (!text || !strcmp(text, "random"))
+        return FST_OK;
+    e->random_seed = text[0] == '-' ? (uint64_t)strtoll(text, &end, 10) : strtoull(text, &end, 10);
+    e->has_random_seed = true;
+    if (!text[0] || *end)
+        return fst_error(FST_EINVAL, "--random-seed: expected an integer, got '%s'", text);
+    return FST_OK;
+}
+
+enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e)
+{
+    static const char *const layouts[] = {"unified-fp8", "unified-bf16"};
+    static const char *const keys[] = {"fp4", "fp8"};
+    static const char *const precisions[] = {"native", "reference"};
+    static const char *const algorithms[] = {"none", "dspark", "mtp"};
+    static const char *const modes[] = {"auto", "static"};
+    *e = (struct fst_engine_opts){0};
+    e->model_dir = tool_model_dir(o);
+    if (!e->model_dir)
+        return FST_EMACHINE;
+    e->device = "cpu";
+    e->kernels = options_text(o, "kernels");
+    e->kv_layout = layouts[options_word(o, "kv-layout")];
+    e->index_keys = keys[options_word(o, "index-keys")];
+    e->precision = precisions[options_word(o, "precision")];
+    int a = options_word(o, "speculative-algorithm");
+    e->spec_algorithm = a < 0 ? NULL : algorithms[a];
+    e->spec_block_size = (int)options_int(o, "speculative-dspark-block-size", 0);
+    e->verify_mode = modes[options_word(o, "verify-mode")];
+    e->threads = (int)options_int(o, "threads", 0);
+    e->max_running_requests = (int)options_int(o, "max-running-requests", 0);
+    e->max_queued_requests = (int)options_int(o, "max-queued-requests", 0);
+    e->context_length = options_int(o, "context-length", 0);
+    e->max_total_tokens = options_int(o, "max-total-tokens", 0);
+    e->chunked_prefill_size = (int)options_int(o, "chunked-prefill-size", 0);
+    log_set_level((enum log_level)options_word(o, "log-level"));
+    return read_seed(options_text(o, "random-seed"), e);
+}
+
+struct loading {
+    struct progress p;
+    bool started;
+    uint64_t seen;
+};
+
+static void on_load(void *ud, uint64_t done, uint64_t total)
+{
+    struct loading *l = ud;
+    if (!l->started) {
+        progress_start(&l->p, "loading", PROGRESS_BYTES, (int64_t)total);
+        l->started = true;
+    }
+    if (done > l->seen)
+        progress_add(&l->p, (int64_t)(done - l->seen));
+    l->seen = done;
+}
+
+enum fst_status tool_engine_open(fst_engine **out, struct fst_engine_opts *e)
+{
+    struct loading l = {0};
+    e->on_load = on_load;
+    e->on_load_ud = &l;
+    enum fst_status rc = fst_engine_open(out, e);
+    if (l.started)
+        progress_end(&l.p);
+    return rc;
+}
+
+enum fst_status tool_tokenizer(struct tokenizer **out, const struct options *o)
+{
+    char path[PATH_MAX];
+    const char *t = options_text(o, "tokenizer");
+    if (t && !file_is_folder(t))
+        return tokenizer_load(out, t);
+    const char *dir = t ? t : tool_model_dir(o);
+    if (!dir)
+        return FST_EMACHINE;
+    FST_TRY(file_join(path, sizeof path, dir, "tokenizer.json"));
+    return tokenizer_load(out, path);
+}
+
+/* ------------------------------------------------------------------ ids, messages */
+
+enum fst_status tool_parse_ids(struct tokenizer_ids *out, const char *text, size_t len,
+                               const char *name)
+{
+    struct json_doc *doc = NULL;
+    enum fst_status rc = json_parse(&doc, text, len);
+    if (rc < 0) {
+        char why[512];
+        snprintf(why, sizeof why, "%s", fst_error_text());
+        return fst_error(FST_EFORMAT, "%s: %s", name, why);
+    }
+    json_val *v = json_root(doc);
+    if (json_type_of(v) == JSON_OBJECT && json_type_of(json_get(v, "ids")) == JSON_ARRAY)
+        v = json_get(v, "ids"); /* what `tokenize --json` prints */
+    if (json_type_of(v) != JSON_ARRAY)
+        rc = fst_error(FST_EFORMAT, "%s: expected a JSON array of integers, got %s", name,
+                       json_type_name(json_type_of(v)));
+    for (size_t i = 0; rc == FST_OK && i < json_count(v); i++) {
+        int64_t id;
+        if (!json_int(json_at(v, i), &id) || id < 0 || id > INT32_MAX)
+            rc = fst_error(FST_EFORMAT, "%s: element %zu is no token id", name, i);
+        else
+            rc = tokenizer_ids_push(out, (int32_t)id);
+    }
+    json_free(doc);
+    return rc;
+}
+
+enum fst_status tool_read_ids(struct tokenizer_ids *out, const char *path)
+{
+    struct buf b = {0};
+    enum fst_status rc = file_read(&b, path, 0);
+    if (rc == FST_OK)
+        rc = tool_parse_ids(out, buf_str(&b), b.len, path);
+    buf_release(&b);
+    return rc;
+}
+
+enum fst_status tool_render(struct chat_request *r, struct chat_prompt *p, const char *path,
+                            const char *thinking, const char *effort, const char *model_dir)
+{
+    struct buf b = {0};
+    struct json_doc *doc = NULL;
+    struct chat_defaults d;
+    *p = (struct chat_prompt){0};
+    chat_defaults_init(&d);
+    if (model_dir)
+        d.profile = chat_profile_detect(model_dir);
+    chat_request_init(r, &d);
+    FST_TRY(file_read(&b, path, 0));
+    enum fst_status rc = json_parse(&doc, buf_str(&b), b.len);
+    if (rc == FST_OK) {
+        chat_request_release(r);
+        rc = chat_request_from_json(r, json_root(doc), &d);
+    }
+    if (rc < 0) {
+        char why[800];
+        snprintf(why, sizeof why, "%s", fst_error_text());
+        rc = fst_error(rc == FST_EINVAL ? FST_EFORMAT : rc, "%s: %s", path, why);
+    }
+    if (rc == FST_OK && effort && !chat_effort_parse(effort, &r->thinking, &r->effort))
+        rc = fst_error(FST_EINVAL,
+                       "--reasoning-effort %s: none, minimal, low, medium, high, xhigh, "
+                       "max and ultra are known",
+                       effort);
+    if (rc == FST_OK && thinking)
+        r->thinking = !strcmp(thinking, "on");
+    if (rc == FST_OK)
+        rc = chat_render(p, r);
+    json_free(doc);
+    buf_release(&b);
+    return rc;
+}
+
+/* ------------------------------------------------------------------ output */
+
+int tool_print_json(const struct buf *b)
+{
+    if (b->failed) {
+        fprintf(stderr, "firesteel: out of memory\n");
+        return 3;
+    }
+    fwrite(buf_str(b), 1, b->len, stdout);
+    putc('\n', stdout);
+    return fflush(stdout) == 0 ? 0 : 1;
+}
+
+void tool_put_spec(struct buf *b, const char *algorithm, int gamma, const struct fst_spec_stats *s)
+{
+    buf_puts(b, "{\"algorithm\":");
+    const char *name = gamma > 0 && algorithm ? algorithm : "none";
+    json_put_string(b, name, strlen(name));
+    buf_puts(b, ",\"accept_length\":");
+    if (s->verify_steps)
+        json_put_double(b, s->accept_length);
+    else
+        buf_puts(b, "null");
+    buf_printf(b,
+               ",\"verify_steps\":%llu,\"drafted\":%llu,\"accepted\":%llu,"
+               "\"accepted_by_position\":[",
+               (unsigned long long)s->verify_steps, (unsigned long long)s->drafted,
+               (unsigned long long)s->accepted);
+    for (int i = 0; i < gamma && i < FST_SPEC_MAX; i++)
+        buf_printf(b, "%s%llu", i ? "," : "", (unsigned long long)s->accepted_by_position[i]);
+    buf_puts(b, "]}");
+}
+
+const char *tool_finish_name(enum fst_finish f)
+{
+    static const char *const name[] = {"none", "stop", "length", "abort", "error"};
+    return name[f];
+}
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int signum)
+{
+    (void)signum;
+    interrupted = 1;
+}
+
+void tool_catch_interrupt(void)
+{
+    struct sigaction sa = {.sa_handler = on_interrupt};
+    sigaction(SIGINT, &sa, NULL);
+}
+
+bool tool_interrupted(bool reset)
+{
+    bool yes = interrupted != 0;
+    if (reset)
+        interrupted = 0;
+    return yes;
+}

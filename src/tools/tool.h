@@ -1,0 +1,57 @@
+/* tool.h - what the subcommands share: their table, engine flags, model folder, JSON out.
+ * A command returns an exit status: 0 done, 1 failed, 2 wrong usage, 3 the machine lacks something. */
+#ifndef FST_TOOLS_TOOL_H
+#define FST_TOOLS_TOOL_H
+
+#include "base/base.h"
+#include "base/json.h"
+#include "base/options.h"
+#include "chat/chat.h"
+#include "firesteel/engine.h"
+#include "tokenizer/tokenizer.h"
+
+int cmd_serve(int argc, char **argv);
+int cmd_chat(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_score(int argc, char **argv);
+int cmd_tokenize(int argc, char **argv);
+int cmd_detokenize(int argc, char **argv);
+int cmd_render(int argc, char **argv);
+int cmd_inspect(int argc, char **argv);
+int cmd_doctor(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+
+/* Flags of every command that opens an engine, and those of every command that needs a model. */
+extern const struct option_group tool_engine_group;
+extern const struct option_group tool_model_group;
+
+/* Parse; *done: --help was printed (status 0) or the line was wrong (status 2, message printed). */
+struct options *tool_parse(const char *program, const char *usage,
+                           const struct option_group *groups, size_t n, int argc, char **argv,
+                           int *status);
+/* Print "firesteel: message" of the last fst_error and return the exit status of rc. */
+int tool_fail(enum fst_status rc);
+/* The model folder: --model, FIRESTEEL_MODEL, else the bundled one beside the program or in the
+ * working directory.  NULL with a message (FST_EMACHINE) when there is none. */
+const char *tool_model_dir(const struct options *o);
+/* Fill from the flags; strings are borrowed from the options. */
+enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e);
+/* Open with a progress line on terminals. */
+enum fst_status tool_engine_open(fst_engine **out, struct fst_engine_opts *e);
+/* --tokenizer FILE, else the model's; a folder counts as its tokenizer.json. */
+enum fst_status tool_tokenizer(struct tokenizer **out, const struct options *o);
+enum fst_status tool_read_ids(struct tokenizer_ids *out, const char *path);
+enum fst_status tool_parse_ids(struct tokenizer_ids *out, const char *text, size_t len,
+                               const char *name);
+/* --messages FILE rendered as the server would. */
+enum fst_status tool_render(struct chat_request *r, struct chat_prompt *p, const char *path,
+                            const char *thinking, const char *effort, const char *model_dir);
+/* One JSON object and a newline on stdout. */
+int tool_print_json(const struct buf *b);
+void tool_put_spec(struct buf *b, const char *algorithm, int gamma, const struct fst_spec_stats *s);
+const char *tool_finish_name(enum fst_finish f);
+/* Ctrl-C during work: set once SIGINT came (after tool_catch_interrupt). */
+void tool_catch_interrupt(void);
+bool tool_interrupted(bool reset);
+
+#endif
