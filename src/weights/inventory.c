@@ -28,9 +28,9 @@ enum dim {
     DIM_CI,
     DIM_2CI,
     DIM_HICI,
-    DIM_SD,  /* S * D */
-    DIM_R,   /* Markov rank */
-    DIM_DR   /* D + r */
+    DIM_SD, /* S * D */
+    DIM_R,  /* Markov rank */
+    DIM_DR  /* D + r */
 };
 
 /* When a layer has the tensor. */
@@ -50,16 +50,26 @@ struct inventory_rule {
 };
 
 #define TOP(s, form, class, rows, cols, field)                                                     \
-    {s, AT_TOP, ALWAYS, form, class, rows, cols, offsetof(struct weights, field)}
+    {                                                                                              \
+        s, AT_TOP, ALWAYS, form, class, rows, cols, offsetof(struct weights, field)                \
+    }
 #define LAYER(s, cond, form, class, rows, cols, field)                                             \
-    {s, AT_LAYER, cond, form, class, rows, cols, offsetof(struct layer_weights, field)}
+    {                                                                                              \
+        s, AT_LAYER, cond, form, class, rows, cols, offsetof(struct layer_weights, field)          \
+    }
 #define EXPERT(s, rows, cols, field)                                                               \
-    {s, AT_EXPERT, ALWAYS, FORM_EXPERT, WEIGHTS_EXPERTS, rows, cols,                               \
-     offsetof(struct expert_weights, field)}
+    {                                                                                              \
+        s, AT_EXPERT, ALWAYS, FORM_EXPERT, WEIGHTS_EXPERTS, rows, cols,                            \
+            offsetof(struct expert_weights, field)                                                 \
+    }
 #define MTP(s, form, rows, cols, field)                                                            \
-    {s, AT_MTP, ALWAYS, form, WEIGHTS_DRAFT, rows, cols, offsetof(struct mtp_weights, field)}
+    {                                                                                              \
+        s, AT_MTP, ALWAYS, form, WEIGHTS_DRAFT, rows, cols, offsetof(struct mtp_weights, field)    \
+    }
 #define DSPARK(s, place, cond, form, rows, cols, field)                                            \
-    {s, place, cond, form, WEIGHTS_DRAFT, rows, cols, offsetof(struct dspark_weights, field)}
+    {                                                                                              \
+        s, place, cond, form, WEIGHTS_DRAFT, rows, cols, offsetof(struct dspark_weights, field)    \
+    }
 
 /* clang-format off */
 static const struct inventory_rule rules[] = {
@@ -413,8 +423,8 @@ static bool form_has(enum inventory_form form, enum st_dtype t)
     return false;
 }
 
-int inventory_shape(const struct inventory *inv, const struct inventory_item *item,
-                    enum st_dtype t, enum st_dtype *stored, int64_t shape[2])
+int inventory_shape(const struct inventory *inv, const struct inventory_item *item, enum st_dtype t,
+                    enum st_dtype *stored, int64_t shape[2])
 {
     int64_t rows, cols;
     inventory_dims(inv, item, &rows, &cols);
