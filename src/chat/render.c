@@ -95,6 +95,13 @@ static void put_think(struct render *w, bool open)
     w->in_think = open;
 }
 
+static void put_header(struct render *w, bool think)
+{
+    put(w, PROTOCOL_ASSISTANT);
+    put_think(w, think);
+    w->is_open = true;
+}
+
 static void put_parts(struct render *w, const struct chat_message *m, const char *between,
                       const char *closer)
 {
@@ -278,6 +285,11 @@ static enum fst_status put_assistant(struct render *w, size_t i)
     bool with_thoughts = w->thinking && !after_task && (!w->drop || (ptrdiff_t)i > w->last_user);
     bool is_continued = !w->r->reference && w->r->continue_final && i + 1 == w->n_turns;
 
+    /* Two assistant messages in a row, or one before any user: the reference encoder writes no
+     * header; the official request converter (deepseek-recipe) does, and so does the prompt that
+     * the reply was made from. */
+    if (!w->r->reference && !w->is_open)
+        put_header(w, with_thoughts);
     if (is_continued)
         put_continued(w, m, with_thoughts);
     else {
@@ -346,13 +358,6 @@ static const char *const task_tags[] = {
     PROTOCOL_TAG("title"),
     PROTOCOL_TAG("read_url"),
 };
-
-static void put_header(struct render *w, bool think)
-{
-    put(w, PROTOCOL_ASSISTANT);
-    put_think(w, think);
-    w->is_open = true;
-}
 
 static void put_transition(struct render *w, size_t i)
 {

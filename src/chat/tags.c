@@ -142,6 +142,8 @@ static enum tag_match value_at(const char *s, size_t n, size_t *i, size_t kind, 
         enum tag_match m;
         if (*i == n)
             return TAG_MORE;
+        if ((unsigned char)s[*i] < 0x20)
+            return TAG_NO; /* no name has control characters */
         m = quote_at(s, n, i, &end_kind);
         if (m == TAG_MORE)
             return m;

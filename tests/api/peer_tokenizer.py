@@ -75,9 +75,9 @@ def random_string(r):
 
 def main():
     a = argparse.ArgumentParser()
-    a.add_argument("--build", default="build")
+    a.add_argument("--build", default=os.environ.get("FST_BUILD", "build"))
     a.add_argument("--n", type=int, default=4000)
-    a.add_argument("--long", action="store_true")
+    a.add_argument("--long", action="store_true", default=os.environ.get("FST_TEST_SIZE") == "long")
     a.add_argument("--seed", type=int, default=1)
     opt = a.parse_args()
     try:

@@ -3,7 +3,11 @@
  *   - Complete calls have arguments that are valid JSON.
  *   - What the renderer writes as an assistant turn, the parser reads back.
  *   - Stop strings: the one complete first ends the text, however it comes in ids; text and count
- *     agree with a search by definition. */
+ *     agree with a search by definition.
+ *
+ * With --lines TOKENIZER.json it is the C side of tests/api/peer_chat.py instead: JSON lines
+ * {"body": ..., "official": bool} or {"parse": text, "start": n, "tools_on": bool, "stops": [...]}
+ * come in, one JSON line goes out for each. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -351,7 +355,116 @@ static void stops_by_definition(void **state)
     assert_true(n_hits > 5000);
 }
 
-int main(void)
+/* ---- the C side of the peer test ------------------------------------------------------------ */
+
+static void line_render(json_val *v, struct buf *out)
+{
+    struct chat_defaults def;
+    struct chat_request r;
+    struct chat_prompt p = {.n_wrapped = 0};
+    struct tokenizer_ids ids = {0};
+    enum fst_status rc;
+
+    chat_defaults_init(&def);
+    if (json_bool(json_get(v, "official"), false))
+        def.profile = CHAT_PROFILE_OFFICIAL;
+    rc = chat_request_from_json(&r, json_get(v, "body"), &def);
+    if (rc == FST_OK)
+        rc = chat_render(&p, &r);
+    if (rc == FST_OK)
+        rc = chat_encode(&p, tok, &ids);
+    if (rc < 0) {
+        buf_puts(out, "{\"error\":");
+        json_put_string(out, fst_error_text(), strlen(fst_error_text()));
+    } else {
+        buf_printf(out, "{\"start\":%d,\"prompt\":", (int)p.start);
+        json_put_string(out, buf_str(&p.text), p.text.len);
+        buf_puts(out, ",\"ids\":[");
+        for (size_t i = 0; i < ids.n; i++)
+            buf_printf(out, "%s%d", i ? "," : "", (int)ids.id[i]);
+        buf_putc(out, ']');
+    }
+    buf_puts(out, "}");
+    tokenizer_ids_release(&ids);
+    chat_prompt_release(&p);
+    chat_request_release(&r);
+}
+
+static void line_parse(json_val *v, struct buf *out)
+{
+    struct chat_stream_opts o = {.kind = CHAT_STREAM_CHAT, .tokenizer = tok};
+    struct chat_str stops[4] = {{NULL, 0}};
+    struct tokenizer_ids ids = {0};
+    struct chat_stream *s;
+    struct reply reply;
+    size_t len;
+    const char *text = json_string(json_get(v, "parse"), &len), *comma = "";
+    int64_t start = 0;
+
+    json_int(json_get(v, "start"), &start);
+    o.parser.start = (enum chat_start)start;
+    o.parser.tools_on = json_bool(json_get(v, "tools_on"), false);
+    o.parser.event = reply_event;
+    o.parser.ud = &reply;
+    for (size_t i = 0; i < FST_MIN(json_count(json_get(v, "stops")), FST_COUNT(stops)); i++)
+        stops[o.n_stops++].data = json_string(json_at(json_get(v, "stops"), i), &stops[i].len);
+    o.stops = stops;
+    reply_init(&reply);
+    if (tokenizer_encode_text(tok, text, len, true, &ids) < 0 || chat_stream_new(&s, &o) < 0)
+        abort();
+    for (size_t i = 0; i < ids.n; i++)
+        if (chat_stream_feed(s, ids.id[i], false) < 0)
+            abort();
+    if (chat_stream_finish(s, CHAT_END_STOP) < 0)
+        abort();
+    buf_puts(out, "{\"reasoning\":");
+    json_put_string(out, buf_str(&reply.reasoning), reply.reasoning.len);
+    buf_puts(out, ",\"content\":");
+    json_put_string(out, buf_str(&reply.content), reply.content.len);
+    buf_puts(out, ",\"calls\":[");
+    for (int i = 0; i < reply.n_calls; i++) {
+        if (!reply.complete[i])
+            continue;
+        buf_printf(out, "%s[", comma);
+        comma = ",";
+        json_put_string(out, buf_str(&reply.name[i]), reply.name[i].len);
+        buf_putc(out, ',');
+        json_put_string(out, buf_str(&reply.args[i]), reply.args[i].len);
+        buf_putc(out, ']');
+    }
+    buf_printf(out, "],\"finish\":\"%s\"}", chat_finish_name(chat_stream_result(s)->finish));
+    chat_stream_free(s);
+    reply_release(&reply);
+    tokenizer_ids_release(&ids);
+}
+
+static int lines_mode(void)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+
+    while ((n = getline(&line, &cap, stdin)) > 0) {
+        struct buf out = {0};
+        struct json_doc *d;
+
+        if (json_parse(&d, line, (size_t)n) < 0) {
+            fprintf(stderr, "%s\n", fst_error_text());
+            return 1;
+        }
+        if (json_get(json_root(d), "body"))
+            line_render(json_root(d), &out);
+        else
+            line_parse(json_root(d), &out);
+        puts(buf_str(&out));
+        buf_release(&out);
+        json_free(d);
+    }
+    free(line);
+    return 0;
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cuts_do_not_matter),
@@ -360,11 +473,13 @@ int main(void)
     };
     int rc;
 
-    if (tokenizer_load(&tok, TINY_TOKENIZER) < 0) {
+    bool lines = argc == 3 && strcmp(argv[1], "--lines") == 0;
+
+    if (tokenizer_load(&tok, lines ? argv[2] : TINY_TOKENIZER) < 0) {
         fprintf(stderr, "%s\n", fst_error_text());
         return 1;
     }
-    rc = cmocka_run_group_tests(tests, NULL, NULL);
+    rc = lines ? lines_mode() : cmocka_run_group_tests(tests, NULL, NULL);
     tokenizer_free(tok);
     return rc;
 }

