@@ -193,7 +193,7 @@ static void on_shut(uv_shutdown_t *req, int status)
 {
     struct conn *c = req->data;
     mem_free(req);
-    if (status < 0)
+    if (status < 0 || c->eof) /* both sides are shut and everything is written */
         conn_close(c);
 }
 

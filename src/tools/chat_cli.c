@@ -1,14 +1,14 @@
 /* chat_cli.c - `firesteel chat`: a conversation in the terminal.
  *
- * One message a line.  On a terminal lines are edited (libedit) and kept in a history file; from a
+ * One message a line.  On a terminal lines are edited and kept in a history file; from a
  * pipe they are read as they come, so that a script can talk.  Ctrl-C ends the answer, not the
- * program.  The only file that includes libedit. */
-#include <histedit.h>
+ * program. */
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/rng.h"
 #include "chat/stream.h"
+#include "tools/edit.h"
 #include "tools/tool.h"
 
 static const struct option_def defs[] = {
@@ -323,55 +323,30 @@ static bool one_line(struct chat *c, char *line, int *status)
     return true;
 }
 
-static char *prompt_text(EditLine *el)
-{
-    static char text[] = "> ";
-    (void)el;
-    return text;
-}
-
 static void from_terminal(struct chat *c, int *status)
 {
     char path[4096] = "";
     const char *home = getenv("HOME");
-    HistEvent ev;
-    History *h = history_init();
-    EditLine *el = el_init("firesteel", stdin, stdout, stderr);
-    if (!h || !el)
-        return;
-    history(h, &ev, H_SETSIZE, 1000);
-    if (home) {
+    if (home)
         snprintf(path, sizeof path, "%s/.firesteel_history", home);
-        history(h, &ev, H_LOAD, path);
-    }
-    el_set(el, EL_PROMPT, prompt_text);
-    el_set(el, EL_EDITOR, "emacs");
-    el_set(el, EL_HIST, history, h);
-    el_set(el, EL_SIGNAL, 0);
+    struct edit *e = edit_open(path);
+    if (!e)
+        return;
     puts("firesteel chat: /help for commands, Ctrl-D to end");
-    bool more = true;
-    while (more) {
-        int n;
-        const char *line = el_gets(el, &n);
-        if (!line || n <= 0) {
-            if (tool_interrupted(true)) { /* Ctrl-C at the prompt: a fresh line */
-                putchar('\n');
-                el_reset(el);
-                continue;
-            }
-            break;
+    for (bool more = true; more;) {
+        bool interrupted;
+        const char *line = edit_line(e, tool_interrupted, &interrupted);
+        if (interrupted) { /* Ctrl-C at the prompt: a fresh line */
+            putchar('\n');
+            continue;
         }
-        history(h, &ev, H_ENTER, line);
-        char *copy = mem_strdup(line);
+        char *copy = line ? mem_strdup(line) : NULL;
         if (!copy)
             break;
         more = one_line(c, copy, status);
         mem_free(copy);
     }
-    if (path[0])
-        history(h, &ev, H_SAVE, path);
-    el_end(el);
-    history_end(h);
+    edit_close(e);
 }
 
 static void from_pipe(struct chat *c, int *status)

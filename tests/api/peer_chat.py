@@ -8,7 +8,7 @@ passes.  Prompts are compared as text and as ids, replies as reasoning, content,
 reason.  Left out, because we decided otherwise: system messages after the first turn, response_format
 json_object, calls without parameters, floats below 1e-4 (in these the reference encoder's spelling is
 ours), no effort given, reasoning of an assistant message that is last, reminders behind the last user,
-order of keys in a tool declaration.
+order of keys in a tool declaration, order of calls whose ids do not ascend.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def conversation(r):
             a["tool_calls"] = []
             for _ in range(r.randint(1, 3)):
                 n_calls += 1
-                ids.append(f"c{n_calls}")
+                ids.append(f"c{n_calls:02}")
                 args = {f"p{i}": values(r) for i in range(r.randint(1, 3))}
                 a["tool_calls"].append({"id": ids[-1], "type": "function", "function": {
                     "name": r.choice(["f", "g"]), "arguments": json.dumps(args)}})

@@ -1,4 +1,4 @@
-/* cmd_bench.c - `bench step`: what a step costs, block by block, against what this machine could.
+/* cmd_bench_step.c - `bench step`: what a step costs, block by block, against what this machine could.
  *
  * Bytes and operations of each block follow from the configuration (DeepSeek-V4 technical report
  * §2); the floor of a row is the larger of bytes over the measured read bandwidth and operations
