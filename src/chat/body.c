@@ -1,7 +1,7 @@
 /* body.c - an OpenAI-style chat body to a chat_request.
  *
- * Every refusal names the JSON path, what was expected and what was there.  Fields that are not about
- * the conversation (sampling, streaming, ...) belong to the server and are not looked at. */
+ * Every refusal names the JSON path, what was expected and what was there. Fields that are not
+ * about the conversation (sampling, streaming, ...) belong to the server and are not looked at. */
 #include <strings.h>
 
 #include "chat/request.h"

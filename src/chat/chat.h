@@ -139,9 +139,10 @@ void chat_request_release(struct chat_request *r);
 
 /* OpenAI-style body: messages, tools, tool_choice, response_format, thinking and effort fields of
  * every spelling, task, continue_final_message, add_generation_prompt, separate_reasoning, ...;
- * sampling fields are not looked at.  A bare array is taken as the messages.  Initialises r, which
- * the caller releases also after a failure.  FST_EINVAL with "messages[2].content: expected string or array, got number" and
- * error_param/error_code set; FST_ENOMEM.  Nothing is borrowed from the document. */
+ * sampling fields are not looked at. A bare array is taken as the messages. Initialises r, which
+ * the caller releases also after a failure. FST_EINVAL with "messages[2].content: expected string
+ * or array, got number" and error_param/error_code set; FST_ENOMEM. Nothing is borrowed from the
+ * document. */
 enum fst_status chat_request_from_json(struct chat_request *r, json_val *body,
                                        const struct chat_defaults *d);
 

@@ -1,7 +1,8 @@
-/* extract.h - the JSON in a reply that was asked to be JSON, without the prose and fence around it.
+/* extract.h - the JSON in a reply that was asked to be JSON, without the prose and fence around
+ * it.
  *
- * After DeepSeek's deepseek-recipe: text before the first '{' or '[' is left out; if a line "```json"
- * or "```" stood there, the JSON ends before the next "\n```". */
+ * After DeepSeek's deepseek-recipe: text before the first '{' or '[' is left out; if a line
+ * "```json" or "```" stood there, the JSON ends before the next "\n```". */
 #ifndef FST_CHAT_EXTRACT_H
 #define FST_CHAT_EXTRACT_H
 

@@ -1,9 +1,9 @@
 /* parse.c - the model's text to events.
  *
- * Text waits in `in` until it is certain what it is: a step looks at in[pos..), consumes what it can
- * and says whether it moved.  A step may only decide what no later byte can change (matchers answer
- * "more"), so that the events do not depend on how the text is cut.  What waits is small: a run of
- * newlines, or one tag.
+ * Text waits in `in` until it is certain what it is: a step looks at in[pos..), consumes what it
+ * can and says whether it moved. A step may only decide what no later byte can change (matchers
+ * answer "more"), so that the events do not depend on how the text is cut. What waits is small: a
+ * run of newlines, or one tag.
  *
  * Thoughts and content leave as slices of `in`, [sent, pos), as late as possible, so that one feed
  * gives one event where it can. */

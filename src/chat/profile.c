@@ -1,27 +1,20 @@
 /* profile.c - which effort texts a checkpoint knows. */
+#include <limits.h>
+
+#include "base/file.h"
 #include "base/json.h"
 #include "chat/chat.h"
 
 enum { ENCODER_MAX = 1 << 20, CONFIG_MAX = 1 << 24 };
 
+/* A file of the folder, if there is one and it is not too long. */
 static bool read_file(const char *dir, const char *name, size_t max, struct buf *out)
 {
-    char path[4096];
-    size_t n = 1;
-    FILE *f;
+    char path[PATH_MAX];
 
-    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
+    if (file_join(path, sizeof path, dir, name) < 0 || !file_exists(path))
         return false;
-    f = fopen(path, "rb");
-    if (!f)
-        return false;
-    while (n > 0 && out->len < max && buf_reserve(out, 16384)) {
-        n = fread(out->data + out->len, 1, 16384, f);
-        out->len += n;
-        out->data[out->len] = 0;
-    }
-    fclose(f);
-    return out->len > 0;
+    return file_read(out, path, max) == FST_OK && out->len > 0;
 }
 
 /* `NAME... "low"` on one line. */

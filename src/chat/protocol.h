@@ -1,8 +1,8 @@
 /* protocol.h - the texts that DeepSeek-V4 was trained on, to the byte.
  *
- * Source: encoding/encoding_dsv4.py of the DeepSeek-V4 checkpoints (MIT licence): tool and response
- * format templates, effort texts; the second effort text is from the V4-Flash-0731 release.  A model
- * notices a changed space here, so nothing in this file is ours to improve. */
+ * Source: encoding/encoding_dsv4.py of the DeepSeek-V4 checkpoints (MIT licence): tool and
+ * response format templates, effort texts; the second effort text is from the V4-Flash-0731
+ * release. A model notices a changed space here, so nothing in this file is ours to improve. */
 #ifndef FST_CHAT_PROTOCOL_H
 #define FST_CHAT_PROTOCOL_H
 

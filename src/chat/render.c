@@ -1,12 +1,13 @@
 /* render.c - a chat_request to prompt text.
  *
- * Follows the reference encoder (DeepSeek-V4, encoding_dsv4.py): messages become turns (tool results
- * and users in a row are one user turn), old thoughts are dropped, then each turn is written as body
- * and transition.  Around it, unless the request says `reference`, what a server adds: a system turn
- * for tools, roles the format does not know, an open assistant turn at the end.
+ * Follows the reference encoder (DeepSeek-V4, encoding_dsv4.py): messages become turns (tool
+ * results and users in a row are one user turn), old thoughts are dropped, then each turn is
+ * written as body and transition. Around it, unless the request says `reference`, what a server
+ * adds: a system turn for tools, roles the format does not know, an open assistant turn at the
+ * end.
  *
- * Every byte is marked: written by the template (special tokens count) or by a client (they do not,
- * so that nobody can type a role change). */
+ * Every byte is marked: written by the template (special tokens count) or by a client (they do
+ * not, so that nobody can type a role change). */
 #include "chat/protocol.h"
 #include "chat/request.h"
 

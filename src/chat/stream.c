@@ -1,9 +1,9 @@
 /* stream.c - ids to events.
  *
- * Text positions: `fed` counts the bytes of whole code points that went in; ends[] remembers for the
- * last few ids where they ended.  A stop string is found at a position, possibly some ids after the
- * one that completed it (the parser holds newlines until it knows that no tool block follows), and
- * the position says which id that was. */
+ * Text positions: `fed` counts the bytes of whole code points that went in; ends[] remembers for
+ * the last few ids where they ended. A stop string is found at a position, possibly some ids after
+ * the one that completed it (the parser holds newlines until it knows that no tool block follows),
+ * and the position says which id that was. */
 #include "chat/stream.h"
 
 #include "base/utf8.h"

@@ -1,12 +1,12 @@
 /* stream.h - sampled ids to events: the pipeline that every API and the terminal chat share.
  *
- *   id -> bytes -> whole code points -> chat parser (or nothing) -> stop strings -> events
+ * id -> bytes -> whole code points -> chat parser (or nothing) -> stop strings -> events
  *
- * Feed ids one by one in the order they were sampled.  When a result says `stopped`, later ids are
- * not part of the reply: text, ids, log-probabilities and completion_tokens all end at the same token,
- * the one that completed the stop string.  Because a parser may have to look one token ahead, that
- * token can lie before the one just fed: n_tokens says how many count.  Use: _new, _feed for each
- * id, then _finish once. */
+ * Feed ids one by one in the order they were sampled. When a result says `stopped`, later ids are
+ * not part of the reply: text, ids, log-probabilities and completion_tokens all end at the same
+ * token, the one that completed the stop string. Because a parser may have to look one token
+ * ahead, that token can lie before the one just fed: n_tokens says how many count. Use: _new,
+ * _feed for each id, then _finish once. */
 #ifndef FST_CHAT_STREAM_H
 #define FST_CHAT_STREAM_H
 
@@ -46,8 +46,8 @@ void chat_stream_free(struct chat_stream *s); /* NULL is fine */
 /* is_stop: this id ended the request (EOS or a stop id): it is counted and its text is not shown
  * (with no_stop_trim it is).  Only FST_ENOMEM.  After `stopped` ids are ignored. */
 enum fst_status chat_stream_feed(struct chat_stream *s, int32_t id, bool is_stop);
-/* Flushes what is held and decides the finish reason: a matched stop string is "stop", complete tool
- * calls "tool_calls" unless the end is CHAT_END_LENGTH or _ABORT. */
+/* Flushes what is held and decides the finish reason: a matched stop string is "stop", complete
+ * tool calls "tool_calls" unless the end is CHAT_END_LENGTH or _ABORT. */
 enum fst_status chat_stream_finish(struct chat_stream *s, enum chat_end end);
 const struct chat_stream_result *chat_stream_result(const struct chat_stream *s);
 /* Whether token i (0-based, fed and counted) was sampled in reasoning. */

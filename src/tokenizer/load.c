@@ -4,9 +4,9 @@
  * silently different ids would be worse than no start. */
 #include "tokenizer/vocab.h"
 
-#include <errno.h>
 #include <inttypes.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/utf8.h"
 
@@ -489,31 +489,14 @@ enum fst_status tokenizer_parse(struct tokenizer **out, const char *json, size_t
 
 enum fst_status tokenizer_load(struct tokenizer **out, const char *path)
 {
-    struct buf text = {.limit = FILE_MAX};
-    enum fst_status rc = FST_OK;
-    FILE *f = fopen(path, "rb");
-    size_t n;
+    struct buf text = {0};
+    enum fst_status rc;
 
     *out = NULL;
-    if (!f)
-        return fst_error(FST_EIO, "%s: %s", path, strerror(errno));
-    do {
-        if (!buf_reserve(&text, 1 << 20)) {
-            rc =
-                fst_error(FST_ENOMEM, "%s: no memory, or larger than %d MiB", path, FILE_MAX >> 20);
-            goto out;
-        }
-        n = fread(text.data + text.len, 1, 1 << 20, f);
-        text.len += n;
-    } while (n > 0);
-    if (ferror(f)) {
-        rc = fst_error(FST_EIO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
-    rc = tokenizer_parse(out, text.data, text.len, path);
-out:
+    rc = file_read(&text, path, FILE_MAX);
+    if (rc == FST_OK)
+        rc = tokenizer_parse(out, buf_str(&text), text.len, path);
     buf_release(&text);
-    fclose(f);
     return rc;
 }
 

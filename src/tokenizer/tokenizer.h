@@ -16,8 +16,9 @@
 
 struct tokenizer;
 
-/* `path` is the tokenizer.json itself.  FST_EIO, FST_EFORMAT (malformed), FST_EUNSUPPORTED (another
- * kind; the message names the first field that differs), FST_ENOMEM. */
+/* `path` is the tokenizer.json itself ("-": standard input).  FST_ENOTFOUND, FST_EIO, FST_EBUDGET
+ * (above 256 MiB), FST_EFORMAT (malformed), FST_EUNSUPPORTED (another kind; the message names the
+ * first field that differs), FST_ENOMEM. */
 enum fst_status tokenizer_load(struct tokenizer **out, const char *path);
 /* The same from memory; `name` is for messages. */
 enum fst_status tokenizer_parse(struct tokenizer **out, const char *json, size_t len,

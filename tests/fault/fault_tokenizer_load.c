@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <cmocka.h>
 
+#include "base/file.h"
 #include "support/vectors.h"
 
 static void load(void **state)
@@ -47,6 +48,27 @@ static void load_from_a_file(void **state)
     }
 }
 
+static void file_operations(void **state)
+{
+    uint64_t n = 0, used;
+
+    (void)state;
+    do {
+        struct tokenizer *t = NULL;
+        uint64_t before = file_count();
+        enum fst_status rc;
+
+        file_fail_at(++n);
+        rc = tokenizer_load(&t, TINY_TOKENIZER);
+        file_fail_at(0);
+        used = file_count() - before;
+        assert_int_equal(rc, used < n ? FST_OK : FST_EIO);
+        assert_int_equal(t == NULL, rc < 0);
+        tokenizer_free(t);
+    } while (used >= n);
+    assert_true(n > 1);
+}
+
 static void encode_and_decode(void **state)
 {
     static const char text[] = "the <think> and a long piece "
@@ -82,6 +104,7 @@ static void encode_and_decode(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(load), cmocka_unit_test(load_from_a_file),
+                                       cmocka_unit_test(file_operations),
                                        cmocka_unit_test(encode_and_decode)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

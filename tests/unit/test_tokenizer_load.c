@@ -191,8 +191,8 @@ static void no_file(void **state)
     struct tokenizer *t;
 
     (void)state;
-    assert_int_equal(tokenizer_load(&t, "tests/data/none.json"), FST_EIO);
-    assert_string_equal(fst_error_text(), "tests/data/none.json: No such file or directory");
+    assert_int_equal(tokenizer_load(&t, "tests/data/none.json"), FST_ENOTFOUND);
+    assert_non_null(strstr(fst_error_text(), "tests/data/none.json"));
     assert_null(t);
 }
 
