@@ -517,44 +517,79 @@ static enum fst_status add_request(struct render *w)
     return FST_OK;
 }
 
-/* Tool results of one user turn in the order of the calls they answer. */
-static void sort_results(struct turn *t, const struct chat_message *caller)
-{
-    size_t n = 0;
+/* A call's id or a tool result, with its place. */
+struct ranked {
+    struct chat_str id;
+    size_t rank;
+    const struct chat_message *m;
+};
 
-    for (size_t i = 0; i < t->n_blocks; i++)
-        n += t->blocks[i].kind == BLOCK_RESULT;
-    if (n < 2 || !caller)
-        return;
-    /* Insertion sort over the result blocks: stable, and they nearly always are in order. */
-    for (size_t i = 1; i < t->n_blocks; i++) {
-        size_t k = i;
-        if (t->blocks[i].kind != BLOCK_RESULT)
-            continue;
-        for (;;) {
-            size_t before = k, rank[2] = {0, 0};
-            const struct chat_message *m[2];
-            while (before > 0 && t->blocks[before - 1].kind != BLOCK_RESULT)
-                before--;
-            if (before == 0)
-                break;
-            before--;
-            m[0] = t->blocks[before].m;
-            m[1] = t->blocks[k].m;
-            for (size_t c = 0; c < caller->n_calls; c++)
-                for (int side = 0; side < 2; side++)
-                    if (caller->calls[c].id.len &&
-                        caller->calls[c].id.len == m[side]->tool_call_id.len &&
-                        memcmp(caller->calls[c].id.data, m[side]->tool_call_id.data,
-                               caller->calls[c].id.len) == 0)
-                        rank[side] = c;
-            if (rank[0] <= rank[1])
-                break;
-            t->blocks[before].m = m[1];
-            t->blocks[k].m = m[0];
-            k = before;
-        }
+static int by_id(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    int c = memcmp(x->id.data, y->id.data, FST_MIN(x->id.len, y->id.len));
+
+    if (c == 0)
+        c = (x->id.len > y->id.len) - (x->id.len < y->id.len);
+    return c ? c : (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/* Index of the last call with this id; 0 when there is none. */
+static size_t rank_of(const struct ranked *calls, size_t n, struct chat_str id)
+{
+    struct ranked key = {.id = id, .rank = SIZE_MAX};
+    size_t lo = 0, hi = n;
+
+    while (lo < hi) { /* the first that sorts behind (id, SIZE_MAX) */
+        size_t mid = (lo + hi) / 2;
+        if (by_id(&calls[mid], &key) < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
+    if (lo == 0 || calls[lo - 1].id.len != id.len ||
+        memcmp(calls[lo - 1].id.data, id.data, id.len) != 0)
+        return 0;
+    return calls[lo - 1].rank;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+
+    if (x->rank != y->rank)
+        return x->rank > y->rank ? 1 : -1;
+    return x->m > y->m ? 1 : -1; /* messages lie in one array, in order */
+}
+
+/* Tool results of one user turn in the order of the calls they answer; texts stay where they are. */
+static void sort_results(struct render *w, struct turn *t, const struct chat_message *caller)
+{
+    struct ranked *calls, *results;
+    size_t n = 0, n_calls = 0;
+
+    if (!caller)
+        return;
+    calls = arena_calloc(&w->r->arena, caller->n_calls, sizeof *calls);
+    results = arena_calloc(&w->r->arena, t->n_blocks, sizeof *results);
+    if (!calls || !results) {
+        w->failed = true;
+        return;
+    }
+    for (size_t i = 0; i < caller->n_calls; i++)
+        if (caller->calls[i].id.len)
+            calls[n_calls++] = (struct ranked){.id = caller->calls[i].id, .rank = i};
+    qsort(calls, n_calls, sizeof *calls, by_id);
+    for (size_t i = 0; i < t->n_blocks; i++)
+        if (t->blocks[i].kind == BLOCK_RESULT) {
+            const struct chat_message *m = t->blocks[i].m;
+            size_t rank = m->tool_call_id.len ? rank_of(calls, n_calls, m->tool_call_id) : 0;
+            results[n++] = (struct ranked){.rank = rank, .m = m};
+        }
+    qsort(results, n, sizeof *results, by_rank);
+    for (size_t i = 0, k = 0; i < t->n_blocks; i++)
+        if (t->blocks[i].kind == BLOCK_RESULT)
+            t->blocks[i].m = results[k++].m;
 }
 
 static void find_last_user(struct render *w)
@@ -576,7 +611,7 @@ static void arrange(struct render *w)
         if (t->role == CHAT_ASSISTANT && t->m[0]->n_calls)
             caller = t->m[0];
         if (t->role == CHAT_USER)
-            sort_results(t, caller);
+            sort_results(w, t, caller);
         any_tools |= t->n_tools > 0;
     }
     w->drop = w->r->drop_thinking && !any_tools;
@@ -665,6 +700,8 @@ enum fst_status chat_render(struct chat_prompt *p, struct chat_request *r)
     if (w.n_turns == 0)
         return fst_error(FST_EINVAL, "Messages cannot be empty.");
     arrange(&w);
+    if (w.failed)
+        return no_memory();
     p->tools_on = any_tools(&w) && r->tool_choice != CHAT_TOOLS_NONE;
     if (r->add_bos)
         put(&w, PROTOCOL_BOS);

@@ -72,12 +72,15 @@ static unsigned schema_types(json_val *schema, int depth)
     return bits;
 }
 
+enum { PARAMS_MAX = 4096, REQUIRED_MAX = 1024 }; /* beyond these a schema gives no hints */
+
 static void read_params(struct chat_request *r, struct chat_tool *t, json_val *parameters)
 {
     json_val *props = json_get(parameters, "properties");
     json_val *required = json_get(parameters, "required");
     size_t n = json_type_of(props) == JSON_OBJECT ? json_count(props) : 0;
 
+    n = FST_MIN(n, PARAMS_MAX);
     if (n == 0)
         return;
     t->params = arena_calloc(&r->arena, n, sizeof *t->params);
@@ -91,7 +94,7 @@ static void read_params(struct chat_request *r, struct chat_tool *t, json_val *p
         json_val *schema = json_member(props, i, &key, &len);
 
         t->params[i] = (struct chat_param){chat_copy(r, key, len), schema_types(schema, 2), false};
-        for (size_t k = 0; k < FST_MIN(json_count(required), 1024); k++)
+        for (size_t k = 0; k < FST_MIN(json_count(required), REQUIRED_MAX); k++)
             t->params[i].required |= chat_json_is(json_at(required, k), key);
     }
     t->n_params = n;
