@@ -350,7 +350,7 @@ static void case_route(struct ck *c, const struct ck_shape *m, int n, int n_ref,
 {
     static const char *const what[] = {"learned", "hashed", "all equal"};
     struct ck_case t;
-    struct mat gate = ck_mat(c, WEIGHT_BF16, m->n_experts, m->dim, 2);
+    struct mat gate = ck_mat(c, WEIGHT_BF16, m->n_experts, m->dim, 0.2f);
     struct route_args a = {.gate = &gate, .n_rows = n, .k = m->k, .scale = 1.5f};
     label(&t, "route", m, what[kind], n, n_ref);
     a.x = acts(c, n, m->dim, 1);

@@ -28,7 +28,7 @@ struct ck {
     int passed, failed, skipped;
     int n_bench;      /* rows printed, for commas */
     double worst[32]; /* NMSE by entry, over the run */
-    double roof_gbs, roof_gmacs;
+    double roof_gbs;  /* measured memory reads */
 };
 
 /* ---------------------------------------------------------------- data */

@@ -14,11 +14,10 @@
 #include "kernels/cpu/simd.h"
 
 enum lin_layout {
-    LIN_FLOAT, /* floats as they are (F32; on AVX2 all forms but FP4) */
+    LIN_FLOAT, /* floats as they are (F32; on AVX2 BF16 too) */
     LIN_BF16,  /* bf16, in order */
-    LIN_FP8,   /* bf16, per 64: even elements, odd elements */
-    LIN_FP4,   /* AVX-512: bf16, per 128: elements 0 mod 4, 1 mod 4, ...; AVX2: floats, per 32:
-                      even elements, odd elements */
+    LIN_FP8,   /* AVX-512: bf16, per 64; AVX2: floats, per 32: even elements, odd elements */
+    LIN_FP4,   /* AVX-512: bf16, per 128; AVX2: floats, per 64: elements 0 mod 4, 1 mod 4, ... */
     LIN_LAYOUTS
 };
 

@@ -22,7 +22,7 @@ enum lin_layout lin_layout_of(const struct mat *w)
            : w->fmt == WEIGHT_BF16 ? LIN_BF16
                                    : LIN_FLOAT;
 #else
-    return w->fmt == WEIGHT_FP4 ? LIN_FP4 : LIN_FLOAT;
+    return w->fmt == WEIGHT_FP8 ? LIN_FP8 : w->fmt == WEIGHT_FP4 ? LIN_FP4 : LIN_FLOAT;
 #endif
 }
 
@@ -89,12 +89,11 @@ static void lay_out(enum lin_layout layout, const float *x, int n, uint8_t *out)
 static void lay_out(enum lin_layout layout, const float *x, int n, uint8_t *out)
 {
     float *y = (float *)(void *)out;
-    FST_ASSERT(layout == LIN_FP4);
-    for (int i = 0; i < n; i += 32)
-        for (int j = 0; j < 16; j++) {
-            y[i + j] = x[i + 2 * j];
-            y[i + 16 + j] = x[i + 2 * j + 1];
-        }
+    int ways = layout == LIN_FP8 ? 2 : 4, block = 16 * ways;
+    for (int i = 0; i < n; i += block)
+        for (int w = 0; w < ways; w++)
+            for (int j = 0; j < 16; j++)
+                y[i + 16 * w + j] = x[i + ways * j + w];
 }
 #endif
 
@@ -178,7 +177,7 @@ SIMD_INLINE vf dot(vf acc, __m512i w, const uint8_t *x)
 }
 
 /* The codes with exponent 0 of 32 words: m * 2^-9 * 2^-8 with the code's sign (word bit 15). */
-__attribute__((noinline)) static __m512i fix_subnormal(__m512i w, __m512i code, __mmask32 m)
+SIMD_INLINE __m512i fix_subnormal(__m512i w, __m512i code, __mmask32 m)
 {
     const __m512i value = _mm512_set_epi16(
         0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, /* no such code */
@@ -233,21 +232,18 @@ SIMD_INLINE vf scales_fp4(const uint8_t *p)
 
 #define LIN_ROWS_OF(R) for (int r = 0; r < (R); r++)
 
-SIMD_INLINE void walk_fp8(const int R, const int O, const struct tile *t, const uint8_t *const *p,
-                          int64_t o, int k0, int k1, vf (*acc)[6])
+SIMD_INLINE void walk_fp8_by(const int R, const int O, const bool half, const struct tile *t,
+                             const uint8_t *const *p, int64_t o, int k0, int k1, vf (*acc)[6])
 {
     int64_t n = t->w->n_in;
     const uint8_t *scale = t->w->scale + o / 128 * (n / 128);
-    bool half = k1 - k0 < 128;
     for (int k = k0; k < k1; k += 128) {
         vf s = v_set1(s_e8m0(scale[k / 128]) * 256.0f);
 #pragma GCC unroll 8
         for (int i = 0; i < O; i++) {
             __m512i w[4];
             decode_fp8(p[i] + k, w);
-            if (half)
-                w[2] = w[3] = _mm512_setzero_si512();
-            else
+            if (!half)
                 decode_fp8(p[i] + k + 64, w + 2);
             _mm_prefetch((const char *)(p[i] + k + O * n), _MM_HINT_T0);
             _mm_prefetch((const char *)(p[i] + k + O * n + 64), _MM_HINT_T0);
@@ -262,6 +258,15 @@ SIMD_INLINE void walk_fp8(const int R, const int O, const struct tile *t, const 
             }
         }
     }
+}
+
+SIMD_INLINE void walk_fp8(const int R, const int O, const struct tile *t, const uint8_t *const *p,
+                          int64_t o, int k0, int k1, vf (*acc)[6])
+{
+    if (k1 - k0 < 128) /* a part of one chunk (narrow wo_b, w2) */
+        walk_fp8_by(R, O, true, t, p, o, k0, k1, acc);
+    else
+        walk_fp8_by(R, O, false, t, p, o, k0, k1, acc);
 }
 
 SIMD_INLINE void walk_fp4(const int R, const int O, const struct tile *t, const uint8_t *const *p,
@@ -305,35 +310,39 @@ SIMD_INLINE void walk_bf16(const int R, const int O, const struct tile *t, const
 #else
 enum { LIN_R = 3 };
 
-/* 16 codes to floats times s. */
-SIMD_INLINE void decode_fp8(const uint8_t *p, vf s, vf w[2])
+/* 16 fp16 words to two vectors; their 8 first and 8 last. */
+SIMD_INLINE void widen(__m256i h, vf *lo, vf *hi)
 {
-    __m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
-    c = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16((short)0xbf80));
-    w[0] = v_mul(_mm256_cvtph_ps(_mm256_castsi256_si128(c)), s);
-    w[1] = v_mul(_mm256_cvtph_ps(_mm256_extracti128_si256(c, 1)), s);
+    *lo = _mm256_cvtph_ps(_mm256_castsi256_si128(h));
+    *hi = _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1));
 }
 
-/* 32 nibbles to floats times s: 16 even elements, 16 odd elements.  The table holds the high bytes
- * of fp16 values; their low bytes are 0. */
-SIMD_INLINE void decode_fp4(const uint8_t *p, vf s, vf w[4])
+/* 32 codes to 2^-8 of their values: even elements (0-7, 8-15), odd elements.  Sign, exponent and
+ * mantissa of a code are moved into an fp16 with a small exponent; denormals come out right. */
+SIMD_INLINE void decode_fp8(const uint8_t *p, vf w[4])
 {
-    const __m128i table =
-        _mm_set_epi8((char)0xc6, (char)0xc4, (char)0xc2, (char)0xc0, (char)0xbe, (char)0xbc,
-                     (char)0xb8, (char)0x80, 0x46, 0x44, 0x42, 0x40, 0x3e, 0x3c, 0x38, 0);
-    const __m128i low = _mm_set1_epi8(15), zero = _mm_setzero_si128();
-    __m128i c = _mm_loadu_si128((const __m128i *)p);
-    __m128i e = _mm_shuffle_epi8(table, _mm_and_si128(c, low));
-    __m128i d = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(c, 4), low));
-    w[0] = v_mul(_mm256_cvtph_ps(_mm_unpacklo_epi8(zero, e)), s);
-    w[1] = v_mul(_mm256_cvtph_ps(_mm_unpackhi_epi8(zero, e)), s);
-    w[2] = v_mul(_mm256_cvtph_ps(_mm_unpacklo_epi8(zero, d)), s);
-    w[3] = v_mul(_mm256_cvtph_ps(_mm_unpackhi_epi8(zero, d)), s);
+    const __m256i keep = _mm256_set1_epi16((short)0xbf80);
+    __m256i c = _mm256_loadu_si256((const __m256i *)p), e = _mm256_slli_epi16(c, 8);
+    widen(_mm256_and_si256(_mm256_srai_epi16(e, 1), keep), &w[0], &w[1]);
+    widen(_mm256_and_si256(_mm256_srai_epi16(c, 1), keep), &w[2], &w[3]);
 }
 
-SIMD_INLINE const float *at(const struct tile *t, int r, int k)
+/* 64 nibbles to 2^-14 of their values: elements 0 mod 4 (first and last 8), 1 mod 4, ... */
+SIMD_INLINE void decode_fp4(const uint8_t *p, vf w[8])
 {
-    return (const float *)(const void *)t->x[r] + k;
+    const __m256i keep = _mm256_set1_epi16((short)0x8e00);
+    __m256i c = _mm256_loadu_si256((const __m256i *)p);
+    __m256i c0 = _mm256_slli_epi16(c, 12), c1 = _mm256_slli_epi16(c, 8);
+    __m256i c2 = _mm256_slli_epi16(c, 4);
+    widen(_mm256_and_si256(_mm256_srai_epi16(c0, 3), keep), &w[0], &w[1]);
+    widen(_mm256_and_si256(_mm256_srai_epi16(c1, 3), keep), &w[2], &w[3]);
+    widen(_mm256_and_si256(_mm256_srai_epi16(c2, 3), keep), &w[4], &w[5]);
+    widen(_mm256_and_si256(_mm256_srai_epi16(c, 3), keep), &w[6], &w[7]);
+}
+
+SIMD_INLINE vf at(const struct tile *t, int r, int k)
+{
+    return v_load((const float *)(const void *)t->x[r] + k);
 }
 
 #define LIN_ROWS_OF(R) for (int r = 0; r < (R); r++)
@@ -343,19 +352,37 @@ SIMD_INLINE void walk_fp8(const int R, const int O, const struct tile *t, const 
 {
     int64_t n = t->w->n_in;
     const uint8_t *scale = t->w->scale + o / 128 * (n / 128);
-    for (int k = k0; k < k1; k += 16) {
+    if (k1 - k0 == 16) { /* a part of half a step (narrow wo_b): one half of each vector pair */
+        int k = k0 & ~31, h = k0 >> 4 & 1;
+        vf s = v_set1(s_e8m0(scale[k / 128]) * 256.0f);
+        for (int i = 0; i < O; i++) {
+            vf w[4];
+            decode_fp8(p[i] + k, w);
+#pragma GCC unroll 6
+            LIN_ROWS_OF(R)
+            {
+                vf d = v_mul(w[h], at(t, r, k + 8 * h));
+                acc[i][r] = v_mul(v_fma(w[2 + h], at(t, r, k + 16 + 8 * h), d), s);
+            }
+        }
+        return;
+    }
+    for (int k = k0; k < k1; k += 32) {
         vf s = v_set1(s_e8m0(scale[k / 128]) * 256.0f);
 #pragma GCC unroll 8
         for (int i = 0; i < O; i++) {
-            vf w[2];
-            decode_fp8(p[i] + k, s, w);
+            vf w[4];
+            decode_fp8(p[i] + k, w);
             if (k % 64 == 0)
                 _mm_prefetch((const char *)(p[i] + k + O * n), _MM_HINT_T0);
 #pragma GCC unroll 6
             LIN_ROWS_OF(R)
             {
-                acc[i][r] = v_fma(w[0], v_load(at(t, r, k)), acc[i][r]);
-                acc[i][r] = v_fma(w[1], v_load(at(t, r, k + 8)), acc[i][r]);
+                vf d = v_mul(w[0], at(t, r, k));
+                d = v_fma(w[1], at(t, r, k + 8), d);
+                d = v_fma(w[2], at(t, r, k + 16), d);
+                d = v_fma(w[3], at(t, r, k + 24), d);
+                acc[i][r] = v_fma(d, s, acc[i][r]);
             }
         }
     }
@@ -365,19 +392,30 @@ SIMD_INLINE void walk_fp4(const int R, const int O, const struct tile *t, const 
                           int64_t o, int k0, int k1, vf (*acc)[6])
 {
     int64_t n = t->w->n_in, last = t->o1 - 1;
-    for (int k = k0; k < k1; k += 32)
+    bool half = k1 - k0 == 32; /* a part of half a step (narrow w2) */
+    for (int k = k0 & ~63; k < k1; k += 64)
 #pragma GCC unroll 8
         for (int i = 0; i < O; i++) {
-            vf w[4];
-            decode_fp4(p[i] + k / 2,
-                       v_set1(s_e8m0(t->w->scale[FST_MIN(o + i, last) * (n / 32) + k / 32])), w);
+            vf w[8];
+            const uint8_t *scale = t->w->scale + FST_MIN(o + i, last) * (n / 32) + k / 32;
+            decode_fp4(p[i] + k / 2, w);
             if (k % 128 == 0)
                 _mm_prefetch((const char *)(p[i] + k / 2 + O * n / 2), _MM_HINT_T0);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                if (half && h != (k0 >> 5 & 1))
+                    continue;
+                vf s = v_set1(s_e8m0(scale[h]) * 0x1p14f);
 #pragma GCC unroll 6
-            LIN_ROWS_OF(R)
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++)
-                acc[i][r] = v_fma(w[j], v_load(at(t, r, k + 8 * j)), acc[i][r]);
+                LIN_ROWS_OF(R)
+                {
+                    vf d = v_mul(w[h], at(t, r, k + 8 * h));
+                    d = v_fma(w[2 + h], at(t, r, k + 16 + 8 * h), d);
+                    d = v_fma(w[4 + h], at(t, r, k + 32 + 8 * h), d);
+                    d = v_fma(w[6 + h], at(t, r, k + 48 + 8 * h), d);
+                    acc[i][r] = v_fma(d, s, acc[i][r]);
+                }
+            }
         }
 }
 
@@ -394,7 +432,7 @@ SIMD_INLINE void walk_bf16(const int R, const int O, const struct tile *t, const
                 _mm_prefetch((const char *)(p[i] + 2 * (k + O * n)), _MM_HINT_T0);
 #pragma GCC unroll 6
             LIN_ROWS_OF(R)
-            acc[i][r] = v_fma(w, v_load(at(t, r, k)), acc[i][r]);
+            acc[i][r] = v_fma(w, at(t, r, k), acc[i][r]);
         }
 }
 #endif

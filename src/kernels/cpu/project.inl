@@ -243,7 +243,7 @@ static void route_body(void *ud, int64_t first, int64_t last, int worker)
         memcpy(score, j->g + t * n, (size_t)n * 4);
         memset(score + n, 0, VL * 4);
         for (int e = 0; e < n; e += VL)
-            v_store(score + e, v_sqrt(v_softplus(v_load(score + e))));
+            v_store(score + e, v_sqrt_softplus(v_load(score + e)));
         if (a->tid2eid) {
             memcpy(id, a->tid2eid + (int64_t)a->id[t] * k, (size_t)k * 4);
             for (int i = 1; i < k; i++) /* ascending */

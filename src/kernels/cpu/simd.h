@@ -566,6 +566,13 @@ SIMD_INLINE vf v_softplus(vf x)
     return v_pick(v_gt(x, v_set1(20.0f)), x, s);
 }
 
+/* sqrt(softplus(x)); far below 0 softplus is e^x, whose root keeps the range of a float. */
+SIMD_INLINE vf v_sqrt_softplus(vf x)
+{
+    vf far = v_exp(v_mul(x, v_set1(0.5f)));
+    return v_pick(v_lt(x, v_set1(-17.0f)), far, v_sqrt(v_softplus(x)));
+}
+
 /* 1/sqrt(mean(x^2) + eps) of n values: four running sums, one tree. */
 SIMD_INLINE float v_rms_factor(const float *x, int64_t n, float eps)
 {
