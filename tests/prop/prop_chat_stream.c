@@ -125,7 +125,7 @@ static void cuts_do_not_matter(void **state)
     chat_request_init(&r, NULL);
     chat_add_tool(&r, "f", NULL, json_root(d), false);
     json_free(d);
-    for (int round = 0; round < 60000; round++) {
+    for (int round = 0, n_rounds = test_rounds(60000); round < n_rounds; round++) {
         struct chat_parser_opts o = {.start = (enum chat_start)rng_below(&rng, 4),
                                      .start_name = {"f", 1},
                                      .tools_on = rng_below(&rng, 8) > 0,
@@ -203,7 +203,7 @@ static void renders_read_back(void **state)
 
     (void)state;
     rng_init(&rng, 5);
-    for (int round = 0; round < 3000; round++) {
+    for (int round = 0, n_rounds = test_rounds(3000); round < n_rounds; round++) {
         struct buf args[3] = {{0}}, want = {0};
         struct chat_request r;
         struct chat_message *m;
@@ -296,7 +296,7 @@ static void stops_by_definition(void **state)
 
     (void)state;
     rng_init(&rng, 17);
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0, n_rounds = test_rounds(20000); round < n_rounds; round++) {
         char text[64], words[4][8];
         struct chat_str stops[4];
         size_t len = rng_below(&rng, 40), n = 1 + rng_below(&rng, 4), start = len, end;

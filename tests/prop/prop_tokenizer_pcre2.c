@@ -13,6 +13,7 @@
 
 #include "base/rng.h"
 #include "base/utf8.h"
+#include "support/vectors.h"
 #include "tokenizer/split.h"
 
 enum { TEXT_MAX = 4096, ROUNDS = 40000 };
@@ -167,7 +168,7 @@ static void random_texts(void **state)
 
     (void)state;
     rng_init(&r, 20261129);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0, n_rounds = test_rounds(ROUNDS); round < n_rounds; round++) {
         size_t n = rng_below(&r, round % 100 ? 12 : 700), len = 0;
         while (n > 0) {
             uint32_t cp = draw(&r);

@@ -66,6 +66,13 @@ static inline struct json_doc *next_line(const struct buf *text, size_t *at)
     return NULL;
 }
 
+/* Rounds of a random test: as given, or 25 times that with FST_TEST_SIZE=long. */
+static inline int test_rounds(int n)
+{
+    const char *size = getenv("FST_TEST_SIZE");
+    return size && strcmp(size, "long") == 0 ? 25 * n : n;
+}
+
 static inline bool text_is(json_val *v, const char *s)
 {
     size_t n;

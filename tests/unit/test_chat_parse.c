@@ -239,6 +239,8 @@ static void call_out_of_thoughts(void **state)
     EXPECT(&thinking_on, "plan\n\n" CALLS INVOKE("f", STR("a", "b")) END, STOP, TOOL_CALLS, "plan",
            "", "f", "{\"a\": \"b\"}");
     EXPECT(&thinking_on, CALLS INVOKE("f", "") END, STOP, TOOL_CALLS, "", "", "f", "{}");
+    EXPECT(&thinking_on, "T</think>" CALLS INVOKE("f", "") END, STOP, TOOL_CALLS, "T", "", "f",
+           "{}");
     /* mentioned in the middle of a line it is a thought */
     EXPECT(&thinking_on, "I need " CALLS "yes</think>ok", STOP, STOP, "I need " CALLS "yes", "ok");
 }
@@ -440,6 +442,7 @@ static void wrappers(void **state)
     one(&t, JSN("arguments", "{\"path\": \"/x\"}"), "{\"path\": \"/x\"}");
     one(&t, STR("input", "{\"path\": \"/x\"}") JSN("n", "2"), "{\"path\": \"/x\", \"n\": 2}");
     one(&t, STR("input", "{ }") JSN("n", "2"), "{\"n\": 2}");
+    one(&t, JSN("n", "2") JSN("input", "{\"path\": 1}"), "{\"n\": 2, \"input\": {\"path\": 1}}");
     one(&t, STR("arguments", "no object"), "{\"arguments\": \"no object\"}");
     one(&t, "/etc/passwd", "{\"path\": \"/etc/passwd\"}");
     one(&t, "\"/etc/x\"", "{\"path\": \"/etc/x\"}");

@@ -294,6 +294,35 @@ static void calls_in_history(void **state)
         CHAT_START_CONTENT);
 }
 
+/* Results whose ids no call has keep their order, before those of later calls; of equal ids the
+ * last call counts; texts between results stay where they are. */
+static void order_of_results(void **state)
+{
+#define RESULT(id, text) "{\"role\":\"tool\",\"tool_call_id\":\"" id "\",\"content\":\"" text "\"}"
+#define FCALL(id)        "{\"id\":\"" id "\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}"
+#define DONE(text)       "<tool_result>" text "</tool_result>"
+    struct chat_request r;
+    struct chat_prompt p;
+
+    (void)state;
+    request(
+        &r,
+        CHAT(
+            USER("q") ",{\"role\":\"assistant\",\"tool_calls\":[" FCALL("a") "," FCALL("b") "," FCALL("c") "," FCALL(
+                "a") "]}," RESULT("a",
+                                  "A") "," RESULT("x",
+                                                  "X") "," USER("text") "," RESULT("c",
+                                                                                   "C") "," RESULT("y",
+                                                                                                   "Y") "," RESULT("b",
+                                                                                                                   "B"),
+            OFF));
+    assert_int_equal(chat_render(&p, &r), FST_OK);
+    assert_non_null(strstr(p.text.data, U DONE("X") "\n\n" DONE("Y") "\n\ntext\n\n" DONE(
+                                            "B") "\n\n" DONE("C") "\n\n" DONE("A") A));
+    chat_prompt_release(&p);
+    chat_request_release(&r);
+}
+
 static void content_arrays(void **state)
 {
     struct chat_request r;
@@ -644,6 +673,7 @@ int main(void)
         cmocka_unit_test(system_and_developer),
         cmocka_unit_test(tools),
         cmocka_unit_test(calls_in_history),
+        cmocka_unit_test(order_of_results),
         cmocka_unit_test(content_arrays),
         cmocka_unit_test(thinking_flags),
         cmocka_unit_test(effort_texts),

@@ -126,6 +126,103 @@ static void ids_without_a_name(void **state)
     buf_release(&out);
 }
 
+/* The bundled model's own vocabulary: every token there and back, the chat's tokens present. */
+static void bundled_model(void **state)
+{
+    struct tokenizer *t;
+    const struct tokenizer_specials *s;
+    static const char text[] = "Hello, world! 12345 \xe6\x97\xa5\xe6\x9c\xac\n\n";
+    struct tokenizer_ids ids = {0};
+    struct buf back = {0};
+
+    (void)state;
+    if (tokenizer_load(&t, "models/kindling/tokenizer.json") < 0)
+        fail_msg("%s", fst_error_text());
+    s = tokenizer_specials(t);
+    assert_true(s->latest_reminder >= 0);
+    for (int32_t id = 0; id < tokenizer_vocab_size(t); id++) {
+        size_t len;
+        const char *bytes = tokenizer_bytes(t, id, &len);
+        ids.n = 0;
+        assert_int_equal(tokenizer_encode_text(t, bytes, len, true, &ids), FST_OK);
+        if (tokenizer_special(t, bytes) == id) {
+            assert_int_equal(ids.n, 1);
+            assert_int_equal(ids.id[0], id);
+        }
+    }
+    ids.n = 0;
+    assert_int_equal(tokenizer_encode_text(t, text, sizeof text - 1, true, &ids), FST_OK);
+    assert_int_equal(tokenizer_decode(t, ids.id, ids.n, true, &back), FST_OK);
+    assert_string_equal(buf_str(&back), text);
+    tokenizer_ids_release(&ids);
+    buf_release(&back);
+    tokenizer_free(t);
+}
+
+/* The small vocabulary with one added token changed. */
+static struct tokenizer *changed(const char *from, const char *to)
+{
+    struct buf file = {0}, text = {0};
+    struct tokenizer *t;
+    const char *hit;
+
+    assert_true(read_whole(TINY_TOKENIZER, &file));
+    hit = strstr(file.data, from);
+    assert_non_null(hit);
+    buf_append(&text, file.data, (size_t)(hit - file.data));
+    buf_puts(&text, to);
+    buf_puts(&text, hit + strlen(from));
+    if (tokenizer_parse(&t, text.data, text.len, "t") < 0)
+        fail_msg("%s", fst_error_text());
+    buf_release(&file);
+    buf_release(&text);
+    return t;
+}
+
+static void added_tokens_leftmost_longest(void **state)
+{
+    static const struct {
+        const char *text;
+        int32_t ids[4];
+    } rows[] = {
+        {"<think>x", {715}}, {"<think><think>x", {705, 715}}, {"<think></think>", {705, 706}}};
+    struct tokenizer *t = changed("\"<|EOT|>\"", "\"<think>x\"");
+    struct tokenizer_ids ids = {0};
+    const uint8_t seven = 0x7f; /* the last byte is not allowed */
+
+    (void)state;
+    for (size_t i = 0; i < FST_COUNT(rows); i++) {
+        ids.n = 0;
+        assert_int_equal(tokenizer_encode_text(t, rows[i].text, strlen(rows[i].text), true, &ids),
+                         FST_OK);
+        assert_int_equal(ids.n, i ? 2 : 1);
+        assert_memory_equal(ids.id, rows[i].ids, ids.n * sizeof *ids.id);
+    }
+    ids.n = 0;
+    assert_int_equal(tokenizer_encode(t, "<think>x", 8, &seven, &ids), FST_OK);
+    assert_int_equal(ids.n, 2);
+    assert_int_equal(ids.id[0], 705);
+    tokenizer_ids_release(&ids);
+    tokenizer_free(t);
+}
+
+/* Tokens flagged "normalized" are looked for between the others. */
+static void normalized_tokens_come_second(void **state)
+{
+    struct tokenizer *t = changed("{\"id\":715,\"content\":\"<|EOT|>\",\"single_word\":false,"
+                                  "\"lstrip\":false,\"rstrip\":false,\"normalized\":false",
+                                  "{\"id\":715,\"content\":\"x<think>\",\"single_word\":false,"
+                                  "\"lstrip\":false,\"rstrip\":false,\"normalized\":true");
+    struct tokenizer_ids ids = {0};
+
+    (void)state;
+    assert_int_equal(tokenizer_encode_text(t, "x<think>", 8, true, &ids), FST_OK);
+    assert_int_equal(ids.n, 2);
+    assert_int_equal(ids.id[1], 705);
+    tokenizer_ids_release(&ids);
+    tokenizer_free(t);
+}
+
 /* ---- what is refused ------------------------------------------------------------------------ */
 
 /* The small file with the first `from` replaced by `to`. */
@@ -287,6 +384,9 @@ int main(void)
         cmocka_unit_test(vectors),
         cmocka_unit_test(specials_of_the_small_one),
         cmocka_unit_test(ids_without_a_name),
+        cmocka_unit_test(added_tokens_leftmost_longest),
+        cmocka_unit_test(normalized_tokens_come_second),
+        cmocka_unit_test(bundled_model),
         cmocka_unit_test(refusals),
         cmocka_unit_test(no_file),
         cmocka_unit_test(both_spellings_of_merges),
