@@ -3,6 +3,7 @@
  * Bytes and operations of each block follow from the configuration (DeepSeek-V4 technical report
  * §2); the floor of a row is the larger of bytes over the measured read bandwidth and operations
  * over the measured rate of multiply-adds.  Names weights/config.h by exception. */
+#include <immintrin.h>
 #include <math.h>
 #include <sys/utsname.h>
 
@@ -68,21 +69,20 @@ struct bench {
 
 /* ------------------------------------------------------------------ the machine's ceilings */
 
-/* Best of several passes over 128 MiB, more than any cache here holds, on one thread: the model's
- * reads are spread over threads, so the figure is multiplied by the threads in use only after it
- * was measured with them (see scaled()). */
-static double read_rate(void)
+/* Best of several passes over as many bytes as the model has: what is in reach of a cache here is in
+ * reach of it there.  One thread; the caller multiplies by the threads in use, which is an upper
+ * bound, so that no fraction is flattered. */
+static double read_rate(size_t n)
 {
-    size_t n = (size_t)128 << 20;
     uint64_t *p = mem_aligned(64, n), sum = 0;
     double best = 0;
     if (!p)
         return 0;
     memset(p, 1, n);
-    for (int pass = 0; pass < 5; pass++) {
+    for (int pass = 0; pass < 9; pass++) {
         int64_t t = clock_ns();
         uint64_t s[8] = {0};
-        for (size_t i = 0; i < n / 8; i += 8)
+        for (size_t i = 0; i < n / 64 * 8; i += 8)
             for (int k = 0; k < 8; k++)
                 s[k] += p[i + (size_t)k];
         for (int k = 0; k < 8; k++)
@@ -93,28 +93,66 @@ static double read_rate(void)
     return sum ? best : 0;
 }
 
-static double mac_rate(void)
+enum { MAC_REPS = 400000 };
+
+/* Multiply-adds of MAC_REPS rounds in registers alone: 12 chains hide the latency of 4 to 6 cycles
+ * of two units.  Each returns how many it did. */
+__attribute__((target("avx512f,avx512bf16"))) static double macs_avx512(void)
 {
-    enum { N = 4096 };
-    static float a[N], b[N];
-    volatile float sink;
+    __m512 s[12];
+    __m512bh x = (__m512bh)_mm512_set1_epi32(0x3C003C00), y = x;
+    for (int i = 0; i < 12; i++)
+        s[i] = _mm512_setzero_ps();
+    for (int r = 0; r < MAC_REPS; r++)
+        for (int i = 0; i < 12; i++)
+            s[i] = _mm512_dpbf16_ps(s[i], x, y);
+    float out = 0;
+    for (int i = 0; i < 12; i++)
+        out += _mm512_reduce_add_ps(s[i]);
+    return out > 0 ? 12.0 * 32 * MAC_REPS : 0;
+}
+
+__attribute__((target("avx2,fma"))) static double macs_avx2(void)
+{
+    __m256 s[12], x = _mm256_set1_ps(0.01f);
+    for (int i = 0; i < 12; i++)
+        s[i] = _mm256_setzero_ps();
+    for (int r = 0; r < MAC_REPS; r++)
+        for (int i = 0; i < 12; i++)
+            s[i] = _mm256_fmadd_ps(x, x, s[i]);
+    float out[8], sum = 0;
+    for (int i = 0; i < 12; i++) {
+        _mm256_storeu_ps(out, s[i]);
+        sum += out[0];
+    }
+    return sum > 0 ? 12.0 * 8 * MAC_REPS : 0;
+}
+
+static double macs_plain(void)
+{
+    float s[12] = {0};
+    volatile float one = 0.01f;
+    float x = one;
+    for (int r = 0; r < MAC_REPS; r++)
+        for (int i = 0; i < 12; i++)
+            s[i] += x * x;
+    float sum = 0;
+    for (int i = 0; i < 12; i++)
+        sum += s[i];
+    return sum > 0 ? 12.0 * MAC_REPS : 0;
+}
+
+/* With the instructions that the named kernels use. */
+static double mac_rate(const char *kernels)
+{
+    double (*f)(void) = !strcmp(kernels, "avx512") ? macs_avx512
+                        : !strcmp(kernels, "avx2") ? macs_avx2
+                                                   : macs_plain;
     double best = 0;
-    for (int i = 0; i < N; i++)
-        a[i] = b[i] = 1.0f / (float)(i + 1);
     for (int pass = 0; pass < 5; pass++) {
-        float s[64] = {0};
         int64_t t = clock_ns();
-        for (int rep = 0; rep < 4000; rep++)
-            for (int i = 0; i < N; i += 64)
-                for (int k = 0; k < 64; k++)
-                    s[k] += a[i + k] * b[i + k];
-        double dt = clock_seconds(clock_ns() - t);
-        float total = 0;
-        for (int k = 0; k < 64; k++)
-            total += s[k];
-        sink = total;
-        (void)sink;
-        best = fmax(best, 4000.0 * N / dt);
+        double n = f();
+        best = fmax(best, n / clock_seconds(clock_ns() - t));
     }
     return best;
 }
@@ -151,8 +189,10 @@ static struct cost block_cost(const struct bench *b, const char *name, double t,
         x.bytes = w + t * layers * H * C * 4;
         x.flops = 2 * t * w;
     } else if (!strcmp(name, "index_topk")) {
-        x.bytes = n4 * t * e4 * 68;
-        x.flops = e4 > c->index_topk ? 2 * n4 * t * e4 * HI * CI : 0;
+        if (e4 > c->index_topk) { /* below that all entries are taken, unread */
+            x.bytes = n4 * t * e4 * 68;
+            x.flops = 2 * n4 * t * e4 * HI * CI;
+        }
     } else if (!strcmp(name, "attention")) {
         double keys = layers * window + n4 * sel + n128 * e128;
         x.bytes = t * keys * row_bytes;
@@ -297,9 +337,11 @@ static enum fst_status run(struct bench *b, int64_t max_new, bool drafting, stru
     return FST_OK;
 }
 
-/* Blocks of `s` less those of `base`, per step. */
+/* Blocks of `s` less those of `base`, per step of t rows of which `heads` give logits; dt: rows of
+ * the draft stages in the same step. */
 static void add_blocks(struct bench *b, const char *kind, const struct sample *s,
-                       const struct sample *base, double steps, double t, double n, bool both)
+                       const struct sample *base, double steps, double t, double heads, double dt,
+                       double n)
 {
     for (int i = 0; i < s->n; i++) {
         uint64_t calls0 = 0, ns0 = base ? block_ns(base, s->block[i].name, &calls0) : 0;
@@ -307,9 +349,13 @@ static void add_blocks(struct bench *b, const char *kind, const struct sample *s
             continue;
         char name[40];
         snprintf(name, sizeof name, "block/%s", s->block[i].name);
-        struct cost c = block_cost(b, s->block[i].name, t, n, false);
-        if (both) {
-            struct cost d = block_cost(b, s->block[i].name, t, n, true);
+        const char *block = s->block[i].name;
+        bool of_draft = !strcmp(block, "draft_chain");
+        bool of_trunk = !strcmp(block, "main_proj") || !strcmp(block, "draw");
+        double rows = !strcmp(block, "head") ? heads : t;
+        struct cost c = of_draft ? (struct cost){0, 0} : block_cost(b, block, rows, n, false);
+        if (dt > 0 && !of_trunk) {
+            struct cost d = block_cost(b, block, dt, fmin(n, b->cfg.window), true);
             c.bytes += d.bytes;
             c.flops += d.flops;
         }
@@ -327,13 +373,13 @@ static enum fst_status measure(struct bench *b)
     double tokens = rows * ctx;
     add_row(b, "step", "prefill", (int)tokens, 1, (double)pre.st.prefill_ns * 1e-3,
             whole_cost(b, tokens, rows, ctx / 2, false));
-    add_blocks(b, "prefill", &pre, NULL, 1, tokens, ctx / 2, false);
+    add_blocks(b, "prefill", &pre, NULL, 1, tokens, rows, 0, ctx / 2);
     FST_TRY(run(b, b->steps, false, &dec));
     double n_dec = (double)dec.st.steps - (double)pre.st.steps;
     if (n_dec > 0)
         add_row(b, "step", "decode", b->rows, 1, (double)dec.st.decode_ns * 1e-3 / n_dec,
                 whole_cost(b, rows, rows, mid, false));
-    add_blocks(b, "decode", &dec, &pre, n_dec, rows, mid, false);
+    add_blocks(b, "decode", &dec, &pre, n_dec, rows, rows, 0, mid);
     if (b->info.gamma <= 0)
         return FST_OK;
     FST_TRY(run(b, b->steps, true, &spec));
@@ -348,7 +394,7 @@ static enum fst_status measure(struct bench *b)
     draft.bytes += chain.bytes;
     draft.flops += chain.flops;
     add_row(b, "step", "draft", (int)dt, 1, (double)spec.st.draft_ns * 1e-3 / rounds, draft);
-    add_blocks(b, "round", &spec, &pre, rounds, vt, mid, true);
+    add_blocks(b, "round", &spec, &pre, rounds, vt, vt, dt, mid);
     return FST_OK;
 }
 
@@ -419,7 +465,7 @@ static void put_file(const struct bench *b, struct buf *o, int argc, char **argv
 
 static void print_table(const struct bench *b)
 {
-    printf("this machine: read %.2f GB/s, %.2f GMAC/s (fp32, one thread x %d); kernels %s\n",
+    printf("this machine: read %.2f GB/s, %.2f GMAC/s (one thread x %d); kernels %s\n",
            b->m.read_bytes_s * 1e-9, b->m.macs_s * 1e-9, b->info.threads, b->info.kernels);
     printf("%-20s %-8s %7s %6s %12s %12s %12s %10s\n", "name", "kind", "rows", "calls", "time_us",
            "MB", "floor_us", "of floor");
@@ -445,9 +491,10 @@ static enum fst_status bench_step(struct bench *b, const struct options *o)
     eo.profile = true;
     FST_TRY(tool_engine_open(&b->e, &eo));
     fst_engine_get_info(b->e, &b->info);
-    /* One thread's ceilings times the threads: an upper bound, so no fraction is flattered. */
-    b->m.read_bytes_s = read_rate() * b->info.threads;
-    b->m.macs_s = mac_rate() * b->info.threads;
+    size_t bytes =
+        (size_t)FST_MIN(FST_MAX(b->info.weight_bytes, (uint64_t)4 << 20), (uint64_t)256 << 20);
+    b->m.read_bytes_s = read_rate(bytes) * b->info.threads;
+    b->m.macs_s = mac_rate(b->info.kernels) * b->info.threads;
     if (b->m.read_bytes_s <= 0 || b->m.macs_s <= 0)
         return fst_error(FST_EMACHINE, "bench: the machine's ceilings could not be measured");
     rng_init(&b->rng, 1);

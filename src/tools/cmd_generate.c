@@ -81,7 +81,7 @@ static enum fst_status read_prompt(struct job *j)
         int th = options_word(o, "thinking");
         j->chat = true;
         FST_TRY(tool_render(&j->cr, &j->cp, options_text(o, "messages"), th < 0 ? NULL : on_off[th],
-                            options_text(o, "reasoning-effort"), j->info.model_dir));
+                            options_text(o, "reasoning-effort"), j->info.model_dir, false));
         return chat_encode(&j->cp, j->t, &j->prompt);
     }
     struct buf text = {0};

@@ -116,6 +116,9 @@ int cmd_render(int argc, char **argv)
          .type = OPTION_TEXT,
          .arg = "E",
          .help = "none, low, high, max (and minimal, medium, xhigh, ultra)"},
+        {.name = "server",
+         .type = OPTION_FLAG,
+         .help = "what the server adds too: a reply always begins at the end"},
     };
     static const char *const on_off[] = {"off", "on"};
     const struct option_group groups[] = {OPTION_GROUP("Messages", defs), tool_model_group};
@@ -143,7 +146,7 @@ int cmd_render(int argc, char **argv)
         chat_request_init(&r, NULL), p = (struct chat_prompt){0};
     else
         rc = tool_render(&r, &p, path, th < 0 ? NULL : on_off[th],
-                         options_text(o, "reasoning-effort"), dir);
+                         options_text(o, "reasoning-effort"), dir, !options_flag(o, "server"));
     if (rc < 0) {
         status = tool_fail(rc);
     } else if (options_flag(o, "json")) {

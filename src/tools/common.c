@@ -331,13 +331,15 @@ enum fst_status tool_read_ids(struct tokenizer_ids *out, const char *path)
 }
 
 enum fst_status tool_render(struct chat_request *r, struct chat_prompt *p, const char *path,
-                            const char *thinking, const char *effort, const char *model_dir)
+                            const char *thinking, const char *effort, const char *model_dir,
+                            bool reference)
 {
     struct buf b = {0};
     struct json_doc *doc = NULL;
     struct chat_defaults d;
     *p = (struct chat_prompt){0};
     chat_defaults_init(&d);
+    d.placeholder_parts = reference;
     if (model_dir)
         d.profile = chat_profile_detect(model_dir);
     chat_request_init(r, &d);
@@ -359,6 +361,7 @@ enum fst_status tool_render(struct chat_request *r, struct chat_prompt *p, const
                        effort);
     if (rc == FST_OK && thinking)
         r->thinking = !strcmp(thinking, "on");
+    r->reference = reference;
     if (rc == FST_OK)
         rc = chat_render(p, r);
     json_free(doc);

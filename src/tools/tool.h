@@ -43,9 +43,11 @@ enum fst_status tool_tokenizer(struct tokenizer **out, const struct options *o);
 enum fst_status tool_read_ids(struct tokenizer_ids *out, const char *path);
 enum fst_status tool_parse_ids(struct tokenizer_ids *out, const char *text, size_t len,
                                const char *name);
-/* --messages FILE rendered as the server would. */
+/* --messages FILE rendered as the server does; reference: as the model's own encoder does, which
+ * opens no assistant turn after a conversation that does not end in one of the user's. */
 enum fst_status tool_render(struct chat_request *r, struct chat_prompt *p, const char *path,
-                            const char *thinking, const char *effort, const char *model_dir);
+                            const char *thinking, const char *effort, const char *model_dir,
+                            bool reference);
 /* One JSON object and a newline on stdout. */
 int tool_print_json(const struct buf *b);
 void tool_put_spec(struct buf *b, const char *algorithm, int gamma, const struct fst_spec_stats *s);
