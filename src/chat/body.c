@@ -86,6 +86,17 @@ static enum fst_status read_part(struct chat_request *r, struct chat_message *m,
             chat_add_text(r, m, s, len);
             return FST_OK;
         }
+    /* what assistants said before, in the parts that clients keep it in */
+    if (m->role == CHAT_ASSISTANT && chat_json_is(type, "refusal") &&
+        (s = json_string(json_get(v, "refusal"), &len))) {
+        chat_add_text(r, m, s, len);
+        return FST_OK;
+    }
+    if (m->role == CHAT_ASSISTANT && chat_json_is(type, "thinking") &&
+        (s = json_string(json_get(v, "thinking"), &len))) {
+        chat_set_reasoning(r, m, s, len);
+        return FST_OK;
+    }
     shown(type, word);
     if (r->d.placeholder_parts) {
         chat_add_other(r, m, word);
