@@ -14,7 +14,7 @@ static int64_t bad_e8m0(const uint8_t *p, int64_t n)
 {
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t end = FST_MIN(n, i + BLOCK);
-        unsigned any = 0;
+        uint8_t any = 0; /* as wide as the data: 32 or more compared at once */
         for (int64_t j = i; j < end; j++)
             any |= p[j] == 0xff;
         for (int64_t j = i; any && j < end; j++)
@@ -28,7 +28,7 @@ static int64_t bad_e4m3(const uint8_t *p, int64_t n)
 {
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t end = FST_MIN(n, i + BLOCK);
-        unsigned any = 0;
+        uint8_t any = 0;
         for (int64_t j = i; j < end; j++)
             any |= (p[j] & 0x7f) == 0x7f;
         for (int64_t j = i; any && j < end; j++)
@@ -38,21 +38,45 @@ static int64_t bad_e4m3(const uint8_t *p, int64_t n)
     return -1;
 }
 
-/* The exponent of BF16 and F32 lies in their top 16 bits; all ones means NaN or infinite. */
-static int64_t bad_float(const uint8_t *p, int64_t n, int size)
+/* An exponent of all ones means NaN or infinite. */
+static bool bf16_bad(const uint8_t *p, int64_t i)
+{
+    uint16_t u;
+    memcpy(&u, p + 2 * i, sizeof u);
+    return (u & 0x7f80) == 0x7f80;
+}
+
+static int64_t bad_bf16(const uint8_t *p, int64_t n)
 {
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t end = FST_MIN(n, i + BLOCK);
-        unsigned any = 0;
-        for (int64_t j = i; j < end; j++) {
-            const uint8_t *top = p + (j + 1) * size - 2;
-            any |= (top[0] & 0x80) == 0x80 && (top[1] & 0x7f) == 0x7f;
-        }
-        for (int64_t j = i; any && j < end; j++) {
-            const uint8_t *top = p + (j + 1) * size - 2;
-            if ((top[0] & 0x80) == 0x80 && (top[1] & 0x7f) == 0x7f)
+        uint16_t any = 0;
+        for (int64_t j = i; j < end; j++)
+            any |= bf16_bad(p, j);
+        for (int64_t j = i; any && j < end; j++)
+            if (bf16_bad(p, j))
                 return j;
-        }
+    }
+    return -1;
+}
+
+static bool f32_bad(const uint8_t *p, int64_t i)
+{
+    uint32_t u;
+    memcpy(&u, p + 4 * i, sizeof u);
+    return (u & 0x7f800000) == 0x7f800000;
+}
+
+static int64_t bad_f32(const uint8_t *p, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        int64_t end = FST_MIN(n, i + BLOCK);
+        uint32_t any = 0;
+        for (int64_t j = i; j < end; j++)
+            any |= f32_bad(p, j);
+        for (int64_t j = i; any && j < end; j++)
+            if (f32_bad(p, j))
+                return j;
     }
     return -1;
 }
@@ -65,9 +89,9 @@ static int64_t first_bad(const struct weights_tensor *t)
     if (strcmp(t->dtype, st_dtype_name(ST_F8_E4M3)) == 0)
         return bad_e4m3(p, t->bytes);
     if (strcmp(t->dtype, st_dtype_name(ST_BF16)) == 0)
-        return bad_float(p, t->bytes / 2, 2);
+        return bad_bf16(p, t->bytes / 2);
     if (strcmp(t->dtype, st_dtype_name(ST_F32)) == 0)
-        return bad_float(p, t->bytes / 4, 4);
+        return bad_f32(p, t->bytes / 4);
     return -1; /* FP4 codes are all numbers; expert ids were checked when they were narrowed */
 }
 
