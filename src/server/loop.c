@@ -233,6 +233,11 @@ void loop_run(struct loop *l)
     uv_run(&l->uv, UV_RUN_DEFAULT);
 }
 
+void loop_turn(struct loop *l)
+{
+    uv_run(&l->uv, UV_RUN_NOWAIT);
+}
+
 void loop_stop(struct loop *l)
 {
     uv_stop(&l->uv);

@@ -31,6 +31,7 @@ void loop_free(struct loop *l);
 enum fst_status loop_listen(struct loop *l, const char *host, int port, int *bound);
 void loop_run(struct loop *l);
 void loop_stop(struct loop *l); /* loop_run returns soon */
+void loop_turn(struct loop *l); /* one turn without waiting, for tests that drive the loop */
 void loop_wake(struct loop *l);
 int64_t loop_now_ms(const struct loop *l); /* monotonic, updated once per turn of the loop */
 

@@ -1,0 +1,108 @@
+"""The official OpenAI client against the server (PyPI openai)."""
+
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import MODEL, Server, program  # noqa: E402
+from test_chat import CALL, TOOLS  # noqa: E402
+
+try:
+    import openai
+except ImportError:
+    openai = None
+
+
+@unittest.skipIf(openai is None, "the package openai is not installed")
+class Client(unittest.TestCase):
+    def setUp(self):
+        self.s = Server(flags=["--api-key", "key", "--timeout-keep-alive", "60"])
+        self.c = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % self.s.port, api_key="key", max_retries=0)
+
+    def tearDown(self):
+        self.c.close()
+        self.s.stop()
+
+    def test_arithmetic_with_reasoning(self):
+        self.s.script(text="17+25: 10+20=30, 7+5=12, so 42.</think>17 + 25 = 42", token_ms=1)
+        r = self.c.chat.completions.create(model="test", messages=[{"role": "user", "content": "What is 17 + 25?"}])
+        self.assertEqual(r.choices[0].message.content, "17 + 25 = 42")
+        self.assertIn("10+20=30", r.choices[0].message.reasoning_content)
+        content, reasoning, usage = "", "", None
+        with self.c.chat.completions.create(model="test", stream=True, stream_options={"include_usage": True},
+                                            messages=[{"role": "user", "content": "What is 17 + 25?"}]) as st:
+            for chunk in st:
+                usage = chunk.usage or usage
+                if chunk.choices:
+                    d = chunk.choices[0].delta
+                    content += d.content or ""
+                    reasoning += getattr(d, "reasoning_content", None) or ""
+        self.assertEqual((content, reasoning), (r.choices[0].message.content, r.choices[0].message.reasoning_content))
+        self.assertEqual(usage.total_tokens, r.usage.total_tokens)
+        self.assertEqual(usage.completion_tokens_details.reasoning_tokens,
+                         r.usage.completion_tokens_details.reasoning_tokens)
+
+    def test_tool_round_trip(self):
+        messages = [{"role": "user", "content": "Weather in Rome?"}]
+        self.s.script(text="Need the tool.</think>" + CALL)
+        r = self.c.chat.completions.create(model="test", messages=messages, tools=TOOLS)
+        self.assertEqual(r.choices[0].finish_reason, "tool_calls")
+        call = r.choices[0].message.tool_calls[0]
+        messages += [r.choices[0].message.model_dump(exclude_none=True),
+                     {"role": "tool", "tool_call_id": call.id, "content": "18C"}]
+        self.s.script(text="ok</think>It is 18C in Rome.")
+        r = self.c.chat.completions.create(model="test", messages=messages, tools=TOOLS)
+        self.assertEqual(r.choices[0].message.content, "It is 18C in Rome.")
+
+    def test_choices_and_logprobs(self):
+        self.s.script(replies=["a</think>x", "b</think>y", "c</think>z"])
+        r = self.c.chat.completions.create(model="test", messages=[{"role": "user", "content": "x"}], n=3,
+                                           logprobs=True, top_logprobs=2, seed=5)
+        self.assertEqual([c.message.content for c in r.choices], ["x", "y", "z"])
+        self.assertEqual(len(r.choices[0].logprobs.content[0].top_logprobs), 2)
+
+    def test_completions_and_models(self):
+        self.s.script(text=" there")
+        r = self.c.completions.create(model="test", prompt="hi", max_tokens=5, logprobs=1)
+        self.assertEqual(r.choices[0].text, " there")
+        self.assertEqual([m.id for m in self.c.models.list()], ["test"])
+        self.assertEqual(self.c.models.retrieve("test").id, "test")
+
+    def test_errors(self):
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.c.chat.completions.create(model="test", messages=[{"role": "user", "content": "x"}], top_p=1.5)
+        self.assertEqual((e.exception.param, e.exception.code), ("top_p", "invalid_value"))
+        with self.assertRaises(openai.AuthenticationError):
+            openai.OpenAI(base_url=self.c.base_url, api_key="no", max_retries=0).models.list()
+        with self.assertRaises(openai.NotFoundError):
+            self.c.models.retrieve("other")
+        self.s.script(text="a b c d", fail_after=2, token_ms=5)
+        with self.assertRaises(openai.APIError):
+            for _ in self.c.chat.completions.create(model="test", stream=True,
+                                                    messages=[{"role": "user", "content": "x"}]):
+                pass
+        self.s.script(submit="full")
+        with self.assertRaises(openai.InternalServerError) as e:
+            self.c.chat.completions.create(model="test", messages=[{"role": "user", "content": "x"}])
+        self.assertEqual(e.exception.status_code, 503)
+
+    @unittest.skipUnless(os.path.exists(program("firesteel")) and os.path.exists(os.path.join(MODEL, "config.json")),
+                         "no built program or bundled model")
+    def test_bundled_model(self):
+        with Server(fake=False) as s, openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % s.port,
+                                                    api_key="x", max_retries=0) as c:
+            kw = dict(model="m", messages=[{"role": "user", "content": "What is 17 + 25?"}], temperature=0,
+                      max_tokens=48)
+            plain = c.chat.completions.create(**kw)
+            text = reasoning = ""
+            for chunk in c.chat.completions.create(stream=True, **kw):
+                d = chunk.choices[0].delta
+                text += d.content or ""
+                reasoning += getattr(d, "reasoning_content", None) or ""
+            m = plain.choices[0].message
+            self.assertEqual((text, reasoning), (m.content or "", m.reasoning_content or ""))
+
+
+if __name__ == "__main__":
+    unittest.main()
