@@ -16,7 +16,7 @@ function(fst_script_test name label)
     ENVIRONMENT "FST_BUILD=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1")
 endfunction()
 
-foreach(lint layers banned headers size readmes tour glossary paths formatting shell needs)
+foreach(lint layers banned headers size readmes tour glossary paths formatting shell clang needs)
   fst_script_test(lint_${lint} lint python3 tests/lint/lint.py ${lint})
 endforeach()
 fst_script_test(lint_runner lint tests/run --self-test)

@@ -4,8 +4,11 @@
 Each lint prints the places it objects to and fails, or "1 passed, 0 failed, 0 skipped".
 """
 
+import concurrent.futures
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -272,6 +275,31 @@ def shell():
     return done.stdout.strip().splitlines()
 
 
+def clang():
+    """The product compiles with clang too, whose warnings find other mistakes."""
+    build = os.environ.get("FST_BUILD", "build")
+    if not shutil.which("clang"):
+        return "clang is not installed"
+    with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as f:
+        commands = json.load(f)
+    bad, jobs = [], []
+    for c in commands:
+        path = os.path.relpath(c["file"], os.getcwd())
+        if path.startswith("src/") and os.path.isfile(path):
+            args = [a for a in shlex.split(c["command"])[1:] if re.match(r"-[DIWmfisO]|-std", a)]
+            args = [a for a in args if not a.startswith(("-fsanitize", "-isystem"))]
+            system = re.findall(r"-isystem (\S+)", c["command"])
+            jobs.append((path, c["directory"], ["clang", "-fsyntax-only"] + args + ["-Wno-double-promotion"] +
+                         [x for s in system for x in ("-isystem", s)] + [c["file"]]))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = pool.map(lambda j: subprocess.run(j[2], cwd=j[1], text=True, check=False,
+                                                 stderr=subprocess.PIPE), jobs)
+        for (path, _, _), d in zip(jobs, done):
+            if d.returncode:
+                bad += [path] + [x for x in d.stderr.splitlines() if "error:" in x][:5]
+    return bad
+
+
 def needs():
     """build/firesteel runs with libc and libm alone."""
     program = os.path.join(os.environ.get("FST_BUILD", "build"), "firesteel")
@@ -283,7 +311,7 @@ def needs():
 
 
 LINTS = {f.__name__: f for f in (layers, banned, headers, size, readmes, tour, glossary, paths, formatting,
-                                 shell, needs)}
+                                 shell, clang, needs)}
 
 
 def main():
