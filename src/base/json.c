@@ -35,6 +35,7 @@
 
 #include "base/hash.h"
 #include "base/number.h"
+#include "base/rng.h"
 #include "base/utf8.h"
 
 #define JSON_MAX_DEPTH 256
@@ -74,6 +75,8 @@ struct json_doc {
 };
 
 static pthread_once_t json_once = PTHREAD_ONCE_INIT;
+/* Another one in each process: who sends an object cannot choose keys that all share a slot. */
+static uint64_t json_seed;
 
 /* jansson reports most failures to allocate as faults of the text. */
 static _Thread_local bool json_starved;
@@ -89,6 +92,7 @@ static void *json_alloc(size_t size)
 static void setup(void)
 {
     json_set_alloc_funcs(json_alloc, mem_free);
+    json_seed = rng_os();
 }
 
 /* ---- 1. checking ------------------------------------------------------------------------------ */
@@ -397,7 +401,7 @@ static void index_members(struct json_val *v)
 
     for (size_t i = 0; i < v->n; i++) {
         const struct json_member *m = &v->object.member[i];
-        uint32_t h = (uint32_t)hash64(m->key, m->key_len, 0) & mask;
+        uint32_t h = (uint32_t)hash64(m->key, m->key_len, json_seed) & mask;
         while (v->object.slot[h])
             h = (h + 1) & mask;
         v->object.slot[h] = (uint32_t)i + 1;
@@ -644,7 +648,7 @@ json_val *json_get(json_val *v, const char *key)
                 return v->object.member[i].val;
         return NULL;
     }
-    for (uint32_t h = (uint32_t)hash64(key, len, 0) & v->object.mask; v->object.slot[h];
+    for (uint32_t h = (uint32_t)hash64(key, len, json_seed) & v->object.mask; v->object.slot[h];
          h = (h + 1) & v->object.mask) {
         const struct json_member *m = &v->object.member[v->object.slot[h] - 1];
         if (is_key(m, key, len))
