@@ -3,6 +3,8 @@
 #ifndef FST_SERVER_APP_H
 #define FST_SERVER_APP_H
 
+#include <pthread.h>
+
 #include "base/json.h"
 #include "server/http.h"
 #include "server/loop.h"
@@ -37,9 +39,14 @@ struct server {
     uint64_t last_log_steps;
     enum fst_status end_status;
 
-    /* Written by the loading thread before it raises `loaded`. */
+    pthread_t loader;
+    /* The loading thread's, until it raises `stage`; then the server thread takes everything over. */
     struct {
         _Atomic int stage; /* LOAD_* */
+        fst_engine *engine;
+        struct tokenizer *tok;
+        struct fst_engine_info info;
+        enum chat_profile profile;
         enum fst_status rc;
         char message[1024];
         _Atomic uint64_t done, total;

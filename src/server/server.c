@@ -75,20 +75,20 @@ static enum fst_status warm_up(struct server *s)
 {
     struct fst_request_opts o;
     fst_request_opts_default(&o);
-    int32_t bos = tokenizer_specials(s->tok)->bos;
+    int32_t bos = tokenizer_specials(s->load.tok)->bos;
     o.ids = &bos;
     o.n_ids = 1;
     o.max_new_tokens = 4;
     o.ignore_eos = true;
     fst_request *r = NULL;
-    FST_TRY(fst_request_submit(s->engine, &o, &r));
+    FST_TRY(fst_request_submit(s->load.engine, &o, &r));
     enum fst_status rc = fst_request_wait(r, 600);
     struct fst_request_view v;
     fst_request_get_view(r, &v);
     if (rc == FST_OK && v.finish == FST_FINISH_ERROR)
         rc = fst_error(v.status, "warm-up failed: %s", v.error);
     fst_request_free(r);
-    fst_engine_reset_spec_stats(s->engine);
+    fst_engine_reset_spec_stats(s->load.engine);
     return rc;
 }
 
@@ -96,22 +96,22 @@ static enum fst_status load(struct server *s)
 {
     char path[4096];
     if (s->o.tokenizer_path && !file_is_folder(s->o.tokenizer_path)) {
-        FST_TRY(tokenizer_load(&s->tok, s->o.tokenizer_path));
+        FST_TRY(tokenizer_load(&s->load.tok, s->o.tokenizer_path));
     } else {
         const char *dir = s->o.tokenizer_path ? s->o.tokenizer_path : s->model_dir;
         FST_TRY(file_join(path, sizeof path, dir, "tokenizer.json"));
-        FST_TRY(tokenizer_load(&s->tok, path));
+        FST_TRY(tokenizer_load(&s->load.tok, path));
     }
-    s->chat.profile = chat_profile_detect(s->model_dir);
+    s->load.profile = chat_profile_detect(s->model_dir);
     struct fst_engine_opts eo = s->o.engine;
     eo.on_load = on_load;
     eo.on_load_ud = s;
-    FST_TRY(fst_engine_open(&s->engine, &eo));
-    fst_engine_get_info(s->engine, &s->info);
-    int32_t named = tokenizer_vocab_size(s->tok);
-    if (named > s->info.vocab_size)
+    FST_TRY(fst_engine_open(&s->load.engine, &eo));
+    fst_engine_get_info(s->load.engine, &s->load.info);
+    int32_t named = tokenizer_vocab_size(s->load.tok);
+    if (named > s->load.info.vocab_size)
         return fst_error(FST_EFORMAT, "%s: tokenizer.json names %d ids, the model has only %d rows",
-                         s->model_dir, named, s->info.vocab_size);
+                         s->model_dir, named, s->load.info.vocab_size);
     return s->o.skip_warmup ? FST_OK : warm_up(s);
 }
 
@@ -151,6 +151,11 @@ static void say_ready(struct server *s)
 static void loaded(struct server *s)
 {
     s->load.stage = LOAD_SEEN;
+    pthread_join(s->loader, NULL);
+    s->engine = s->load.engine;
+    s->tok = s->load.tok;
+    s->info = s->load.info;
+    s->chat.profile = s->load.profile;
     if (s->load.rc < 0) {
         s->state = SERVER_FAILED;
         s->end_status = s->load.rc;
@@ -340,11 +345,10 @@ static enum fst_status serve(struct server *s)
     if (rc < 0)
         return rc;
     log_info("listening", "host=%s port=%d model=%s", s->o.host, s->port, s->model_name);
-    pthread_t loader;
-    if (pthread_create(&loader, NULL, load_thread, s) != 0)
+    if (pthread_create(&s->loader, NULL, load_thread, s) != 0)
         return fst_error(FST_EMACHINE, "cannot start a thread");
     loop_run(s->loop);
-    pthread_join(loader, NULL);
+    FST_ASSERT(s->load.stage == LOAD_SEEN); /* the loop ends only when loading has */
     if (s->end_status < 0)
         return fst_error(s->end_status, "%s", s->load.message);
     return FST_OK;

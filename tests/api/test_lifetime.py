@@ -124,7 +124,7 @@ class Cancel(unittest.TestCase):
             self.assertEqual(s.chat().json()["choices"][0]["message"]["content"], "still right")
 
     def test_leaving_while_a_large_body_is_read(self):
-        with Server(script=PREFILL) as s:
+        with Server(script=PREFILL, flags=["--skip-server-warmup"]) as s:
             big = request_bytes("POST", "/v1/completions", {"prompt": "word " * 40000})
             for _ in range(10):
                 c = s.connect()
@@ -207,7 +207,7 @@ class Stop(unittest.TestCase):
             time.sleep(0.1)
             start = time.time()
             s.stop(signal.SIGTERM, expect=128 + signal.SIGTERM)
-            self.assertLess(time.time() - start, 1)
+            self.assertLess(time.time() - start, 3)
 
     def test_signal_while_loading(self):
         s = Server(env={"FST_FAKE_OPEN_MS": "20000"}, wait=False)
