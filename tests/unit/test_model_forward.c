@@ -151,6 +151,15 @@ static void test_open_faults(void **state)
     o.drafting = false;
     rig_ok(model_open(&m, bare, &o));
     model_free(m);
+    /* one layer captured twice */
+    bare->n_stages = 2;
+    bare->config.has_mtp = false;
+    bare->config.has_dspark = true;
+    bare->config.gamma = 2;
+    o.drafting = true;
+    stream_release(&s);
+    rig_ok(stream_init(&s, NULL, PRECISION_REFERENCE, model_scratch_bytes(bare, &o, 1)));
+    assert_int_equal(model_open(&m, bare, &o), FST_EUNSUPPORTED);
     free(bare);
     stream_release(&s);
 }

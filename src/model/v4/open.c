@@ -93,7 +93,7 @@ static void lay_out(struct model *m, struct carve *v)
     int64_t stages = gamma_of(m->w, o) ? m->n_stages : 0;
     int64_t drafts = (int64_t)o->max_requests * gamma_of(m->w, o);
     w->x = floats(v, n, KERN_HC * dim);
-    w->draft_x = floats(v, m->n_stages ? n : 0, KERN_HC * dim);
+    w->draft_x = floats(v, m->n_stages && m->c->has_mtp ? n : drafts, KERN_HC * dim);
     w->mix = floats(v, n, KERN_MIX);
     w->a = floats(v, n, dim);
     w->y = floats(v, n, dim);
@@ -170,6 +170,20 @@ static void check_opts(const struct weights *w, const struct model_opts *o)
                model_scratch_bytes(w, o, pool_threads(o->stream->pool)));
 }
 
+/* What a checkpoint may hold and this model cannot draft with. */
+static enum fst_status check_draft(const struct weights *w, const struct model_opts *o)
+{
+    const struct model_config *c = &w->config;
+    if (o->drafting && !(w->n_stages && (c->has_dspark || c->has_mtp)))
+        return fst_error(FST_EINVAL, "drafting: this checkpoint has no draft stages");
+    for (int i = 1; gamma_of(w, o) && i < w->n_stages; i++)
+        for (int j = 0; j < i; j++)
+            if (c->target_layer[i] == c->target_layer[j])
+                return fst_error(FST_EUNSUPPORTED, "dspark_target_layer_ids names layer %d twice",
+                                 c->target_layer[i]);
+    return FST_OK;
+}
+
 enum fst_status model_open(struct model **out, const struct weights *w, const struct model_opts *o)
 {
     static const char *const name[V4_BLOCKS] = {
@@ -179,8 +193,7 @@ enum fst_status model_open(struct model **out, const struct weights *w, const st
     };
     *out = NULL;
     check_opts(w, o);
-    if (o->drafting && !(w->n_stages && (w->config.has_dspark || w->config.has_mtp)))
-        return fst_error(FST_EINVAL, "drafting: this checkpoint has no draft stages");
+    FST_TRY(check_draft(w, o));
     struct model *m = mem_calloc(1, sizeof *m);
     if (!m)
         return fst_error(FST_ENOMEM, "model: %zu bytes", sizeof *m);

@@ -28,7 +28,7 @@ enum {
 /* n: most rows of a step or of a draft batch, whichever is more. */
 struct v4_work {
     float *x;                      /* (n, 4, D) streams of the last model_forward */
-    float *draft_x;                /* (n, 4, D) streams of the drafter */
+    float *draft_x;                /* (rows of a draft; MTP: n, 4, D) streams of the drafter */
     float *mix;                    /* (n, 24) */
     float *a, *y;                  /* (n, D) input and output of a sublayer */
     float *qr, *kv;                /* (n, Q), (n, C) */
