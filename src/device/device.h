@@ -18,9 +18,9 @@ enum precision {
 };
 
 struct stream {
-    struct pool *pool;         /* borrowed; NULL: the caller's thread alone */
+    struct pool *pool; /* borrowed; NULL: the caller's thread alone */
     enum precision precision;
-    uint8_t *scratch;          /* 64-byte aligned; contents do not survive a launch */
+    uint8_t *scratch; /* 64-byte aligned; contents do not survive a launch */
     size_t scratch_bytes;
 };
 

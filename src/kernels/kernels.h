@@ -31,11 +31,11 @@
 #include "kernels/mat.h"
 
 enum {
-    KERN_HC = 4,          /* residual streams */
-    KERN_MIX = 24,        /* control values per site: pre 4, post 4, comb 4x4 (source-major) */
-    KERN_PAGE = 256,      /* tokens per page of compressed rows */
+    KERN_HC = 4,     /* residual streams */
+    KERN_MIX = 24,   /* control values per site: pre 4, post 4, comb 4x4 (source-major) */
+    KERN_PAGE = 256, /* tokens per page of compressed rows */
     KERN_GAMMA_MAX = 8,
-    KERN_SEGMENTS = 8     /* K segments of wo_b and w2: reduced apart, added by a fixed tree */
+    KERN_SEGMENTS = 8 /* K segments of wo_b and w2: reduced apart, added by a fixed tree */
 };
 
 /* ---------------------------------------------------------------- rows of a step, KV of a layer */
@@ -71,30 +71,30 @@ enum index_format { INDEX_FP4, INDEX_FP8, INDEX_F32 };
  * pages[s][e*4/256], row e%64. */
 struct kv_layer {
     enum row_format format;
-    uint8_t *nope, *rope;      /* FP8: two areas; BF16 and F32: nope alone */
-    int64_t n_rows;            /* rows in the area(s), for bounds assertions */
-    int ring;                  /* window rows per slot */
+    uint8_t *nope, *rope; /* FP8: two areas; BF16 and F32: nope alone */
+    int64_t n_rows;       /* rows in the area(s), for bounds assertions */
+    int ring;             /* window rows per slot */
     int64_t compressed_base;
-    int ratio;                 /* 0, 4 or 128 */
-    float *state;              /* (n_slots, state_ring, 2*c*head_dim): kv | score with ape added,
+    int ratio;    /* 0, 4 or 128 */
+    float *state; /* (n_slots, state_ring, 2*c*head_dim): kv | score with ape added,
                                   row of position p: p % state_ring; c = 2 at ratio 4, else 1 */
     int state_ring;
     enum index_format index_format;
-    uint8_t *index_keys;       /* ratio 4 */
-    float *index_state;        /* (n_slots, state_ring, 4*index_dim) */
+    uint8_t *index_keys; /* ratio 4 */
+    float *index_state;  /* (n_slots, state_ring, 4*index_dim) */
 };
 
 /* ---------------------------------------------------------------- arguments of the blocks */
 
-struct rope_args {             /* cs[t, 2i] = cos, cs[t, 2i+1] = sin of pos[t]*freq[i] (fp32 angle) */
-    float *cs;                 /* (n, rope_dim) */
-    const float *freq;         /* (rope_dim/2) */
-    const int32_t *pos;        /* (n) */
+struct rope_args {      /* cs[t, 2i] = cos, cs[t, 2i+1] = sin of pos[t]*freq[i] (fp32 angle) */
+    float *cs;          /* (n, rope_dim) */
+    const float *freq;  /* (rope_dim/2) */
+    const int32_t *pos; /* (n) */
     int n, rope_dim;
 };
 
-struct embed_args {            /* x[t,k,:] = table[id[t],:], k = 0..3.  EXACT */
-    float *x;                  /* (n_rows, 4, dim) */
+struct embed_args { /* x[t,k,:] = table[id[t],:], k = 0..3.  EXACT */
+    float *x;       /* (n_rows, 4, dim) */
     const struct mat *table;
     const int32_t *id;
     int n_rows, dim;
@@ -108,10 +108,10 @@ struct embed_args {            /* x[t,k,:] = table[id[t],:], k = 0..3.  EXACT */
  *     out = bf16(norm * u*rsqrt(mean(u^2)+norm_eps)).
  * NMSE 1e-5. */
 struct seam_args {
-    float *x;                  /* (n_rows, 4, dim) in and out */
-    const float *y;            /* (n_rows, dim) fp32 sum of the sublayer, not rounded; NULL */
-    float *mix;                /* (n_rows, KERN_MIX) in and out */
-    float *capture;            /* NULL or first of n_rows rows of stride capture_ld */
+    float *x;       /* (n_rows, 4, dim) in and out */
+    const float *y; /* (n_rows, dim) fp32 sum of the sublayer, not rounded; NULL */
+    float *mix;     /* (n_rows, KERN_MIX) in and out */
+    float *capture; /* NULL or first of n_rows rows of stride capture_ld */
     int64_t capture_ld;
     const float *fn;           /* (24, 4*dim) or NULL */
     const float *base, *scale; /* (24), (3) */
@@ -127,14 +127,14 @@ struct seam_args {
  * Absent matrices are NULL and their outputs untouched (stages and ratio-0 layers: no cmp; ratio
  * 128: no idx; injection: wq_a NULL).  NMSE 1e-5. */
 struct attn_in_args {
-    const float *x;            /* (n_rows, dim) bf16 grid */
+    const float *x; /* (n_rows, dim) bf16 grid */
     const struct mat *wq_a, *wkv, *cmp_wkv, *cmp_wgate, *idx_wkv, *idx_wgate, *weights_proj;
     const float *q_norm, *kv_norm;
-    float *qr;                 /* (n_rows, q_rank) */
-    float *kv;                 /* (n_rows, head_dim) */
-    float *cmp;                /* (n_rows, 2*c*head_dim) */
-    float *idx;                /* (n_rows, 4*index_dim) */
-    float *iw;                 /* (n_rows, index_heads) */
+    float *qr;  /* (n_rows, q_rank) */
+    float *kv;  /* (n_rows, head_dim) */
+    float *cmp; /* (n_rows, 2*c*head_dim) */
+    float *idx; /* (n_rows, 4*index_dim) */
+    float *iw;  /* (n_rows, index_heads) */
     float iw_scale, norm_eps;
     int n_rows;
 };
@@ -153,13 +153,13 @@ struct attn_in_args {
 struct kv_write_args {
     const struct rows *rows;
     const struct kv_layer *l;
-    float *kv;                 /* (n_rows, head_dim) in and out */
-    const float *cmp, *idx;    /* as attn_in left them; NULL by ratio */
-    const float *ape;          /* (ratio, c*head_dim) */
-    const float *cmp_norm;     /* (head_dim) */
+    float *kv;                       /* (n_rows, head_dim) in and out */
+    const float *cmp, *idx;          /* as attn_in left them; NULL by ratio */
+    const float *ape;                /* (ratio, c*head_dim) */
+    const float *cmp_norm;           /* (head_dim) */
     const float *idx_ape, *idx_norm; /* (4, 2*index_dim), (index_dim) */
-    const float *cs;           /* (n_rows, rope_dim) of the layer's table */
-    const float *freq;         /* (rope_dim/2) the same table, for the entries' positions */
+    const float *cs;                 /* (n_rows, rope_dim) of the layer's table */
+    const float *freq;               /* (rope_dim/2) the same table, for the entries' positions */
     int head_dim, rope_dim, index_dim;
     float norm_eps;
 };
@@ -169,7 +169,7 @@ struct kv_write_args {
 struct ring_store_args {
     const struct rows *rows;
     const struct kv_layer *l;
-    const float *kv;           /* (n_rows, head_dim) on the row grid */
+    const float *kv; /* (n_rows, head_dim) on the row grid */
     int head_dim, rope_dim;
 };
 
@@ -177,12 +177,12 @@ struct ring_store_args {
  * bf16.  With idx_wq_b: qi per index head: rope on its last rope_dim dims, bf16, Hadamard
  * (Sylvester order) * dim^-1/2, bf16, FP4 grid in blocks of 32.  NMSE 1e-5 (qi: 1e-3, codes flip). */
 struct q_path_args {
-    const float *qr;           /* (n_rows, q_rank) */
-    const struct mat *wq_b;    /* (n_heads*head_dim, q_rank) */
+    const float *qr;            /* (n_rows, q_rank) */
+    const struct mat *wq_b;     /* (n_heads*head_dim, q_rank) */
     const struct mat *idx_wq_b; /* (index_heads*index_dim, q_rank) or NULL */
-    const float *cs;           /* (n_rows, rope_dim) */
-    float *q;                  /* (n_rows, n_heads, head_dim) */
-    float *qi;                 /* (n_rows, index_heads, index_dim) */
+    const float *cs;            /* (n_rows, rope_dim) */
+    float *q;                   /* (n_rows, n_heads, head_dim) */
+    float *qi;                  /* (n_rows, index_heads, index_dim) */
     int n_rows, n_heads, head_dim, rope_dim, index_heads, index_dim;
     float norm_eps;
 };
@@ -195,12 +195,12 @@ struct index_topk_args {
     const struct rows *rows;
     const struct kv_layer *l;
     const float *qi, *iw;
-    int32_t *sel;              /* (n_rows, topk) */
-    int32_t *n_sel;            /* (n_rows) */
-    int64_t max_entries;       /* scratch bound: entries any row can see */
-    float *scores;             /* NULL, or (n_rows, max_entries): scores for tests */
+    int32_t *sel;        /* (n_rows, topk) */
+    int32_t *n_sel;      /* (n_rows) */
+    int64_t max_entries; /* scratch bound: entries any row can see */
+    float *scores;       /* NULL, or (n_rows, max_entries): scores for tests */
     int index_heads, index_dim, topk;
-    float *margin;             /* NULL, or (n_rows): score of the last kept minus best dropped */
+    float *margin; /* NULL, or (n_rows): score of the last kept minus best dropped */
 };
 
 /* o = attention of each row over {window, compressed entries}, sink in the denominator only, output
@@ -218,13 +218,13 @@ struct attention_args {
     const struct rows *rows;
     const struct kv_layer *l;
     enum attn_mode mode;
-    const float *q;            /* (n_rows, n_heads, head_dim) */
-    const float *kv;           /* (n_rows, head_dim) the step's own rows */
+    const float *q;             /* (n_rows, n_heads, head_dim) */
+    const float *kv;            /* (n_rows, head_dim) the step's own rows */
     const int32_t *sel, *n_sel; /* ratio 4; (n_rows, topk), (n_rows) */
     int topk;
-    const float *sink;         /* (n_heads) */
-    const float *cs;           /* (n_rows, rope_dim) */
-    float *o;                  /* (n_rows, n_heads, head_dim) */
+    const float *sink; /* (n_heads) */
+    const float *cs;   /* (n_rows, rope_dim) */
+    float *o;          /* (n_rows, n_heads, head_dim) */
     int n_heads, head_dim, rope_dim, window;
     float scale;
 };
@@ -233,10 +233,10 @@ struct attention_args {
  * KERN_SEGMENTS equal segments, each summed apart, added ((0+1)+(2+3))+((4+5)+(6+7)); not rounded
  * (the seam rounds).  NMSE 1e-5. */
 struct attn_out_args {
-    const float *o;            /* (n_rows, n_heads*head_dim) */
-    const struct mat *wo_a;    /* (groups*o_rank, n_heads*head_dim/groups) */
-    const struct mat *wo_b;    /* (dim, groups*o_rank) */
-    float *y;                  /* (n_rows, dim) fp32 */
+    const float *o;         /* (n_rows, n_heads*head_dim) */
+    const struct mat *wo_a; /* (groups*o_rank, n_heads*head_dim/groups) */
+    const struct mat *wo_b; /* (dim, groups*o_rank) */
+    float *y;               /* (n_rows, dim) fp32 */
     int n_rows, groups;
 };
 
@@ -244,20 +244,20 @@ struct attn_out_args {
  * tid2eid[id]; weight = sc/sum(sc)*scale; written in ascending expert order.  EXACT choice when the
  * margin exceeds 1e-5; weights NMSE 1e-6. */
 struct route_args {
-    const float *x;            /* (n_rows, dim) */
-    const struct mat *gate;    /* (n_experts, dim) */
-    const float *bias;         /* (n_experts), NULL in hash layers */
-    const int32_t *tid2eid;    /* (vocab, k), NULL elsewhere */
-    const int32_t *id;         /* (n_rows) token ids, hash layers */
-    int32_t *expert;           /* (n_rows, k) */
-    float *weight;             /* (n_rows, k) */
-    float *margin;             /* NULL, or (n_rows): k-th best minus (k+1)-th choice value */
+    const float *x;         /* (n_rows, dim) */
+    const struct mat *gate; /* (n_experts, dim) */
+    const float *bias;      /* (n_experts), NULL in hash layers */
+    const int32_t *tid2eid; /* (vocab, k), NULL elsewhere */
+    const int32_t *id;      /* (n_rows) token ids, hash layers */
+    int32_t *expert;        /* (n_rows, k) */
+    float *weight;          /* (n_rows, k) */
+    float *margin;          /* NULL, or (n_rows): k-th best minus (k+1)-th choice value */
     int n_rows, k;
     float scale;
 };
 
 struct expert_mats {
-    struct mat w1, w3, w2;     /* gate, up (moe_dim, dim); down (dim, moe_dim) */
+    struct mat w1, w3, w2; /* gate, up (moe_dim, dim); down (dim, moe_dim) */
 };
 
 /* y = sum over the row's experts in ascending id of w2 h_e, plus the shared expert last, where
@@ -265,12 +265,12 @@ struct expert_mats {
  * h = bf16(weight * silu(a)*b) (shared: weight 1), quantised per 128 for w2; w2's K in
  * KERN_SEGMENTS segments as in attn_out; fp32 sums, not rounded.  NMSE 1e-5. */
 struct experts_args {
-    const float *x;            /* (n_rows, dim) */
-    const int32_t *expert;     /* (n_rows, k) ascending */
-    const float *weight;       /* (n_rows, k) */
+    const float *x;                    /* (n_rows, dim) */
+    const int32_t *expert;             /* (n_rows, k) ascending */
+    const float *weight;               /* (n_rows, k) */
     const struct expert_mats *experts; /* (n_experts) */
     const struct expert_mats *shared;
-    float *y;                  /* (n_rows, dim) fp32 */
+    float *y; /* (n_rows, dim) fp32 */
     int n_rows, k, n_experts, dim, moe_dim;
     float limit;
 };
@@ -279,13 +279,13 @@ struct experts_args {
  * h = bf16 rmsnorm(y; norm); logits = head h (bf16 products, fp32 sums).  Rows are picked:
  * row[i] is the step row of output i.  NMSE 1e-6. */
 struct head_args {
-    const float *x;            /* (any, 4, dim) */
-    const int32_t *row;        /* (n) */
+    const float *x;                 /* (any, 4, dim) */
+    const int32_t *row;             /* (n) */
     const float *fn, *base, *scale; /* (4, 4*dim), (4), (1) */
     const float *norm;
-    const struct mat *head;    /* (vocab, dim) */
-    float *y;                  /* (n, dim), before the norm; the confidence head reads it */
-    float *logits;             /* (n, vocab) */
+    const struct mat *head; /* (vocab, dim) */
+    float *y;               /* (n, dim), before the norm; the confidence head reads it */
+    float *logits;          /* (n, vocab) */
     int n, dim;
     float hc_eps, norm_eps;
 };
@@ -293,10 +293,10 @@ struct head_args {
 /* Classic MTP block input: x'[k] = bf16(bf16(e_proj rms(embed; enorm)) + bf16(h_proj rms(x[k]; hnorm)))
  * (reference MTPBlock).  NMSE 1e-5. */
 struct mtp_in_args {
-    float *x;                  /* (n_rows, 4, dim): target streams in, block input out */
+    float *x; /* (n_rows, 4, dim): target streams in, block input out */
     const struct mat *table, *e_proj, *h_proj;
     const float *enorm, *hnorm;
-    const int32_t *id;         /* (n_rows) the next token */
+    const int32_t *id; /* (n_rows) the next token */
     int n_rows, dim;
     float norm_eps;
 };
@@ -305,10 +305,10 @@ struct mtp_in_args {
  * the stages' wkv and kv_norm are applied by attn_in with wq_a NULL, then rows are finished by
  * kv_write (ratio 0) and stored by ring_store.  NMSE 1e-5. */
 struct main_proj_args {
-    const float *h;            /* (n_rows, n_stages*dim) captured streams' means */
+    const float *h;              /* (n_rows, n_stages*dim) captured streams' means */
     const struct mat *main_proj; /* (dim, n_stages*dim) */
     const float *main_norm;
-    float *main;               /* (n_rows, dim) */
+    float *main; /* (n_rows, dim) */
     int n_rows;
     float norm_eps;
 };
@@ -329,15 +329,15 @@ struct draw_params {
  * drawn (a bad draft is only rejected; 0 when nothing is left).  EXACT ids at margins > 1e-4;
  * corrected NMSE 1e-6. */
 struct draft_chain_args {
-    const float *base;         /* (n, gamma, vocab) */
-    const float *y;            /* (n, gamma, dim) head's pre-norm rows */
-    const struct mat *w1, *w2; /* (vocab, rank) */
-    const struct mat *conf_proj; /* (1, dim+rank) or NULL */
-    const int32_t *anchor;     /* (n) */
+    const float *base;              /* (n, gamma, vocab) */
+    const float *y;                 /* (n, gamma, dim) head's pre-norm rows */
+    const struct mat *w1, *w2;      /* (vocab, rank) */
+    const struct mat *conf_proj;    /* (1, dim+rank) or NULL */
+    const int32_t *anchor;          /* (n) */
     const struct draw_params *draw; /* (n) */
-    const uint32_t *out_pos;   /* (n) output position of the first draft */
-    int32_t *id;               /* (n, gamma) */
-    float *conf;               /* (n, gamma) logits of the confidence head */
+    const uint32_t *out_pos;        /* (n) output position of the first draft */
+    int32_t *id;                    /* (n, gamma) */
+    float *conf;                    /* (n, gamma) logits of the confidence head */
     float *corrected;
     int n, gamma, vocab, dim, rank;
 };
@@ -345,9 +345,9 @@ struct draft_chain_args {
 /* id[i] = draw(logits[i]; out_pos[i]) over the whole vocabulary.  lse[i] = log sum exp of logits[i]
  * (fp32 result, double sum in id order).  A NaN in a row sets id to -1.  EXACT at margins > 1e-4. */
 struct draw_args {
-    const float *logits;       /* (n, vocab) */
+    const float *logits;            /* (n, vocab) */
     const struct draw_params *draw; /* (n) */
-    const uint32_t *out_pos;   /* (n) */
+    const uint32_t *out_pos;        /* (n) */
     int32_t *id;
     float *lse;
     int n, vocab;
@@ -378,8 +378,8 @@ struct draw_args {
 enum kernel_flags { KERN_AVX2 = 1, KERN_AVX512 = 2 };
 
 struct kernels {
-    unsigned flags;            /* what the table was built with */
-    const char *name;          /* "ref", "avx2", "avx512" */
+    unsigned flags;   /* what the table was built with */
+    const char *name; /* "ref", "avx2", "avx512" */
 #define KERNELS_FIELD(entry, args) enum fst_status (*entry)(const args *a, struct stream *s);
     KERNELS_MAP(KERNELS_FIELD)
 #undef KERNELS_FIELD
@@ -400,7 +400,7 @@ enum fst_status kernels_select(struct kernels *k, const char *name, enum precisi
 struct kernel_limits {
     int n_rows, dim, n_heads, head_dim, q_rank, o_rank, groups, moe_dim, n_experts, k;
     int index_heads, index_dim, topk, n_stages, vocab, markov_rank, window;
-    int64_t max_entries;       /* ratio-4 entries a row can see */
+    int64_t max_entries; /* ratio-4 entries a row can see */
 };
 size_t kernels_scratch_bytes(const struct kernels *k, const struct kernel_limits *l, int n_threads);
 

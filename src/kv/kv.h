@@ -24,8 +24,8 @@ struct kv_spec {
     int n_layers;
     int ratio[KV_LAYERS_MAX];
     int head_dim, rope_dim, index_dim, window;
-    int block;              /* gamma + 1 rows of a verify step; 1 without drafting */
-    int lag;                /* steps the host may be behind: 0 on the CPU */
+    int block; /* gamma + 1 rows of a verify step; 1 without drafting */
+    int lag;   /* steps the host may be behind: 0 on the CPU */
     enum row_format format;
     enum index_format index_format;
     int n_slots;            /* requests, without the null slot */
@@ -33,17 +33,17 @@ struct kv_spec {
     int64_t context_length; /* positions a slot can hold; page table width follows */
 };
 
-struct kv_plan {            /* bytes, per kind; total is their sum */
+struct kv_plan { /* bytes, per kind; total is their sum */
     int64_t window_bytes, compressed_bytes, index_bytes, state_bytes, table_bytes, total_bytes;
-    int64_t bytes_per_slot;        /* rings and states of one request */
-    double bytes_per_full_token;   /* compressed rows and index keys of one token */
+    int64_t bytes_per_slot;      /* rings and states of one request */
+    double bytes_per_full_token; /* compressed rows and index keys of one token */
 };
 
 struct kv_slot {
     bool used;
-    uint32_t generation;    /* counts kv_slot_open: tells tenants apart */
-    int64_t n_committed;    /* positions 0 .. n_committed-1 hold final KV */
-    int64_t n_pages;        /* pages held: positions below 256*n_pages have a place */
+    uint32_t generation; /* counts kv_slot_open: tells tenants apart */
+    int64_t n_committed; /* positions 0 .. n_committed-1 hold final KV */
+    int64_t n_pages;     /* pages held: positions below 256*n_pages have a place */
 };
 
 struct kv {
@@ -51,12 +51,12 @@ struct kv {
     struct kv_layer layer[KV_LAYERS_MAX];
     int ring;
     int page_stride;
-    int32_t *pages;         /* (n_slots + 1, page_stride); 0 beyond a slot's pages */
-    struct kv_slot *slots;  /* (n_slots + 1) */
+    int32_t *pages;                   /* (n_slots + 1, page_stride); 0 beyond a slot's pages */
+    struct kv_slot *slots;            /* (n_slots + 1) */
     int32_t *free_pages, *free_slots; /* stacks */
     int64_t n_free_pages;
     int n_free_slots;
-    struct kv_block {       /* owned: every array above and those of the layers */
+    struct kv_block { /* owned: every array above and those of the layers */
         void *p;
         size_t bytes;
     } blocks[4 + 5 * KV_LAYERS_MAX];

@@ -16,9 +16,9 @@ enum step_logits { STEP_LOGITS_NONE, STEP_LOGITS_LAST, STEP_LOGITS_ALL };
 struct step_span {
     int32_t slot;
     int32_t n_rows;
-    int32_t offset;         /* of the first row from the slot's committed length; 0 today */
-    uint8_t kind;           /* enum step_kind */
-    uint8_t logits;         /* enum step_logits */
+    int32_t offset; /* of the first row from the slot's committed length; 0 today */
+    uint8_t kind;   /* enum step_kind */
+    uint8_t logits; /* enum step_logits */
 };
 
 struct step {

@@ -24,8 +24,8 @@ struct model_opts {
     int max_logits;                /* rows of one step that give logits */
     int max_requests;              /* requests of one draft batch */
     int64_t context_length;
-    bool drafting;                 /* workspace and windows for DSpark */
-    bool profile;                  /* keep model_timings */
+    bool drafting; /* workspace and windows for DSpark */
+    bool profile;  /* keep model_timings */
 };
 
 /* Take ownership of nothing but memory: weights are borrowed and outlive the model.  FST_ENOMEM;
