@@ -20,6 +20,8 @@
  *  - "FP8 linear": the input is quantised per row and 128 inputs to E4M3 with a power-of-two scale
  *    (floor 1e-4, scale = 2^ceil(log2(amax/448)) on the bits, RNE), products accumulate in fp32.
  *    A mat of format BF16 or F32 in the same place takes its input unquantised (bf16 grid).
+ *    Its output is rounded to bf16 before the norm, product or rotation that follows, as published
+ *    (wkv, wq_a, wq_b, w1, ...); "fp32" at the entry says where it is not.
  *
  * Sources: DeepSeek-V4 technical report §2, reference inference model.py and kernel.py; DSpark
  * paper §3. */
