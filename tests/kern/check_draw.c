@@ -62,6 +62,9 @@ static void case_draw(struct ck *c, int n, int vocab)
                 if (v != vocab / 3)
                     row[v] = -INFINITY;
     }
+    struct ck_shape wide = ck_kindling;
+    wide.vocab = vocab;
+    ck_scratch(c, &wide, n, 1);
     struct draw_args a = {.logits = l, .draw = d, .out_pos = out_pos, .n = n, .vocab = vocab};
     ck_out_int(&t, c, "id", &a.id, 1);
     ck_out(&t, c, "lse", &a.lse, 1, 1e-10);
@@ -110,6 +113,7 @@ static void case_chain(struct ck *c, const struct ck_shape *m, int n, int n_ref,
     struct chain_case u = {
         .a = {.n = n, .gamma = gamma, .vocab = m->vocab, .dim = m->dim, .rank = m->rank}};
     snprintf(t.label, sizeof t.label, "%s%s", m->name, all ? ", all outputs" : "");
+    ck_scratch(c, m, n, 1);
     u.w1 = ck_mat(c, WEIGHT_BF16, m->vocab, m->rank, 4);
     u.w2 = ck_mat(c, WEIGHT_BF16, m->vocab, m->rank, 4);
     u.a.w1 = &u.w1;

@@ -69,6 +69,7 @@ void check_formats(struct ck *c)
     static const int columns[] = {0, 1, 5, 31, 34, 63, 66, 127, 128, 200, 255};
     if (c->bench || c->sweep || !ck_wanted(c, "attn_in"))
         return;
+    ck_scratch(c, &ck_kindling, 16, 1);
     for (size_t i = 0; i < FST_COUNT(columns); i++)
         for (int n = 1; n <= 7; n += 3) {
             all_codes(c, WEIGHT_FP8, 256, columns[i], n);

@@ -170,6 +170,7 @@ static struct world *new_world(struct ck *c, const struct ck_shape *m, int ratio
     for (int i = 0; i < n_pages; i++) /* scattered: 7 has no factor in common with n_pages */
         w->pages[i] = (int32_t)(((int64_t)i * 10007 + 3) % n_pages);
     w->max_entries = ratio == 4 ? longest / 4 + 1 : 0;
+    ck_scratch(c, m, FST_MAX(n, longest), w->max_entries);
     w->l = (struct kv_layer){.format = format,
                              .ring = RING,
                              .ratio = ratio,

@@ -557,6 +557,7 @@ static void case_main(struct ck *c, const struct ck_shape *m, int n, int n_ref)
 
 static void shape(struct ck *c, const struct ck_shape *m, int n, int n_ref)
 {
+    ck_scratch(c, m, n, 1);
 #define CASE(entry, call)                                                                          \
     if (ck_wanted(c, #entry)) {                                                                    \
         call;                                                                                      \

@@ -181,6 +181,19 @@ double ck_nmse(const float *a, const float *b, int64_t n)
     return d == 0 ? 0 : d / fmax(s, 1e-60);
 }
 
+void ck_scratch(struct ck *c, const struct ck_shape *m, int n_rows, int64_t max_entries)
+{
+    struct kernel_limits l = {n_rows,         m->dim,       m->n_heads, m->head_dim,  m->q_rank,
+                              m->o_rank,      m->groups,    m->moe_dim, m->n_experts, m->k,
+                              m->index_heads, m->index_dim, m->topk,    m->n_stages,  m->vocab,
+                              m->rank,        m->window,    max_entries};
+    size_t n = kernels_scratch_bytes(&c->k, &l, 3), n_ref = kernels_scratch_bytes(&c->ref, &l, 3);
+    FST_ASSERT(n <= c->scratch_bytes);
+    FST_ASSERT(n_ref <= c->scratch_bytes);
+    c->s.scratch_bytes = n;
+    c->s_ref.scratch_bytes = n_ref;
+}
+
 /* ---------------------------------------------------------------- verdicts */
 
 static const char *const entry_names[] = {
@@ -567,7 +580,7 @@ int main(int argc, char **argv)
     FST_ASSERT(threads >= 1 && threads <= 3);
     for (int n = 2; n <= 3; n++)
         FST_ASSERT(pool_new(&c.pool[n], n) == FST_OK);
-    size_t scratch = (size_t)256 << 20;
+    size_t scratch = c.scratch_bytes = (size_t)1 << 30;
     FST_ASSERT(stream_init(&c.s, c.pool[threads], PRECISION_NATIVE, scratch) == FST_OK);
     FST_ASSERT(stream_init(&c.s_ref, c.pool[threads], PRECISION_NATIVE, scratch) == FST_OK);
     kernels_init(&c.ref, 0);
@@ -580,6 +593,7 @@ int main(int argc, char **argv)
     all_sets(&c, sweeps);
     if (c.bench)
         print_json(&c);
+    c.s.scratch_bytes = c.s_ref.scratch_bytes = scratch;
     stream_release(&c.s);
     stream_release(&c.s_ref);
     for (int n = 2; n <= 3; n++)

@@ -21,6 +21,7 @@ struct ck {
     struct kernels ref, k;
     struct pool *pool[4]; /* by number of threads; 0 and 1: NULL */
     struct stream s, s_ref;
+    size_t scratch_bytes; /* what the streams really have */
     uint64_t seed, rng;
     bool is_long, sweep; /* FST_TEST_SIZE=long; many seeds, print the worst */
     const char *only;    /* entry named on the command line */
@@ -90,6 +91,9 @@ struct ck_shape {
     int index_heads, index_dim, topk, vocab, n_stages, rank, window;
 };
 extern const struct ck_shape ck_kindling, ck_flash, ck_pro;
+
+/* Give the streams as much scratch as kernels_scratch_bytes asks for, no more. */
+void ck_scratch(struct ck *c, const struct ck_shape *m, int n_rows, int64_t max_entries);
 
 void check_formats(struct ck *c);
 void check_project(struct ck *c);

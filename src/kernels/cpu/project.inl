@@ -176,28 +176,35 @@ enum fst_status SIMD_NAME(q_path)(const struct q_path_args *a, struct stream *s)
     return FST_OK;
 }
 
-enum { GROUPS_MAX = 64 };
+enum { GROUPS_MAX = 64, OUT_ROWS = 256 };
 
-enum fst_status SIMD_NAME(attn_out)(const struct attn_out_args *a, struct stream *s)
+/* Rows t0 .. t0+n-1: a chunk's heads are its widest rows, so they are prepared block by block. */
+static void out_block(const struct attn_out_args *a, struct stream *s, struct cut c, int64_t t0,
+                      int n)
 {
-    struct cut c = cut_start(s);
     int wide = a->wo_a->n_in, ranks = a->wo_a->n_out, rank = ranks / a->groups;
-    float *r = cut_take(&c, (int64_t)a->n_rows * ranks * 4);
+    int64_t heads = (int64_t)a->groups * wide;
+    float *r = cut_take(&c, (int64_t)n * ranks * 4);
     struct lin_job j[GROUPS_MAX];
-    FST_ASSERT(a->groups <= GROUPS_MAX);
     for (int g = 0; g < a->groups; g++) {
-        struct lin_input o = {.x = a->o + (int64_t)g * wide,
-                              .n_rows = a->n_rows,
-                              .n_in = wide,
-                              .ldx = (int64_t)a->groups * wide};
+        struct lin_input o = {
+            .x = a->o + t0 * heads + (int64_t)g * wide, .n_rows = n, .n_in = wide, .ldx = heads};
         j[g] = lin_make(s, &c, &o, a->wo_a, false, r + g * rank, ranks, LIN_ROUND);
         j[g].first = g * rank;
         j[g].n_out = rank;
     }
     lin_run(s, j, a->groups);
-    struct lin_input in = {.x = r, .n_rows = a->n_rows, .n_in = ranks, .ldx = ranks};
-    j[0] = lin_make(s, &c, &in, a->wo_b, true, a->y, a->wo_b->n_out, LIN_SEGMENTS);
+    struct lin_input in = {.x = r, .n_rows = n, .n_in = ranks, .ldx = ranks};
+    int dim = a->wo_b->n_out;
+    j[0] = lin_make(s, &c, &in, a->wo_b, true, a->y + t0 * dim, dim, LIN_SEGMENTS);
     lin_run(s, j, 1);
+}
+
+enum fst_status SIMD_NAME(attn_out)(const struct attn_out_args *a, struct stream *s)
+{
+    FST_ASSERT(a->groups <= GROUPS_MAX);
+    for (int t = 0; t < a->n_rows; t += OUT_ROWS)
+        out_block(a, s, cut_start(s), t, FST_MIN(OUT_ROWS, a->n_rows - t));
     return FST_OK;
 }
 
