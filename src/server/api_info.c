@@ -211,15 +211,16 @@ void api_load(struct server *s, struct exch *x)
 static struct json_doc *parse_body(struct exch *x, struct api_error *e)
 {
     struct json_doc *doc = NULL;
-    if (!x->body.len)
-        json_parse(&doc, "{}", 2);
-    else if (json_parse(&doc, buf_str(&x->body), x->body.len) < 0)
+    bool empty = x->body.len == 0;
+    enum fst_status rc =
+        json_parse(&doc, empty ? "{}" : buf_str(&x->body), empty ? 2 : x->body.len);
+    if (rc == FST_ENOMEM)
+        api_fail(e, 503, "out_of_memory", NULL, "out of memory for this request");
+    else if (rc < 0)
         api_fail(e, 400, "invalid_json", NULL, "%s", fst_error_text());
     else if (json_type_of(json_root(doc)) != JSON_OBJECT)
         api_fail(e, 400, "invalid_type", NULL, "body: expected an object, got %s",
                  json_type_name(json_type_of(json_root(doc))));
-    if (!doc)
-        api_fail(e, 503, "out_of_memory", NULL, "out of memory for this request");
     return doc;
 }
 
@@ -227,7 +228,7 @@ void api_abort(struct server *s, struct exch *x)
 {
     struct api_error e = {0};
     struct json_doc *doc = parse_body(x, &e);
-    struct field_reader r = {json_root(doc), "", &e};
+    struct field_reader r = {doc ? json_root(doc) : NULL, "", &e};
     bool all = false;
     const char *rid = NULL;
     int n = 0;
@@ -252,7 +253,7 @@ void api_internal_state(struct server *s, struct exch *x)
 {
     struct api_error e = {0};
     struct json_doc *doc = parse_body(x, &e);
-    struct field_reader r = {json_root(doc), "", &e};
+    struct field_reader r = {doc ? json_root(doc) : NULL, "", &e};
     bool reset = false;
     if (!e.status && field_bool(&r, "reset_spec_stats", &reset)) {
         if (reset)

@@ -28,7 +28,10 @@ static void work(void *ud)
 {
     struct task *t = ud;
     struct json_doc *doc = NULL;
-    if (json_parse(&doc, buf_str(&t->body), t->body.len) < 0)
+    enum fst_status rc = json_parse(&doc, buf_str(&t->body), t->body.len);
+    if (rc == FST_ENOMEM)
+        oom(t);
+    else if (rc < 0)
         api_fail(&t->err, 400, "invalid_json", NULL, "%s", fst_error_text());
     else if (json_type_of(json_root(doc)) != JSON_OBJECT)
         api_fail(&t->err, 400, "invalid_type", NULL, "body: expected an object, got %s",

@@ -539,7 +539,7 @@ static int cb_headers_done(llhttp_t *p)
     snprintf(x->verb_name, sizeof x->verb_name, "%s", llhttp_method_name(p->method));
     make_request_id(x);
     if (!split_url(c))
-        return stop_with(c, 400);
+        return stop_with(c, x->path ? 400 : 503);
     p->upgrade = 0; /* no other protocol is spoken here: an Upgrade header is not followed */
     if ((p->flags & F_CONTENT_LENGTH) && p->content_length > limits(c)->max_body)
         return stop_with(c, 413);
@@ -601,12 +601,13 @@ static void conn_process(struct conn *c)
             continue;
         }
         used = c->pending.len;
-        int status = c->x.status < 0 ? -c->x.status : 400;
+        bool ours = c->x.status < 0; /* a callback's reason, not the parser's */
+        int status = ours ? -c->x.status : 400;
         c->x.status = 0;
         if (rc == HPE_CLOSED_CONNECTION) {
             linger(c);
         } else {
-            const char *why = rc == HPE_USER ? "" : llhttp_get_error_reason(&c->parser);
+            const char *why = ours ? "" : llhttp_get_error_reason(&c->parser);
             refuse(c, status, why ? why : "");
         }
     }
@@ -718,11 +719,11 @@ static void learn_addresses(struct conn *c)
         c->our_port = port_of(&a);
 }
 
-struct conn *conn_accept(struct loop *l, void *listener)
+bool conn_accept(struct loop *l, void *listener)
 {
     struct conn *c = mem_calloc(1, sizeof *c);
     if (!c)
-        return NULL;
+        return false;
     c->loop = l;
     c->url.limit = limits(c)->max_header + 1;
     c->pending.limit = (size_t)PENDING_MAX + 2 * IN_SIZE;
@@ -740,7 +741,7 @@ struct conn *conn_accept(struct loop *l, void *listener)
     c->since_ms = loop_now_ms(l);
     if (uv_accept(listener, (uv_stream_t *)&c->tcp) < 0) {
         conn_close(c);
-        return NULL;
+        return true;
     }
     uv_tcp_nodelay(&c->tcp, 1);
     uv_tcp_keepalive(&c->tcp, 1, 60);
@@ -759,7 +760,7 @@ struct conn *conn_accept(struct loop *l, void *listener)
     start_reading(c);
     if (n->connections > limits(c)->max_connections)
         refuse(c, 503, "too many connections");
-    return c;
+    return true;
 }
 
 void conn_tick(struct conn *c, int64_t now)

@@ -47,8 +47,6 @@ bool api_fail_status(struct api_error *e, enum fst_status rc, const char *param)
     case FST_EINVAL:
     case FST_EUNSUPPORTED:
         return api_fail(e, 400, "invalid_value", param, "%s", m);
-    case FST_EFORMAT:
-        return api_fail(e, 400, "invalid_json", param, "%s", m);
     case FST_EFULL:
         api_fail(e, 503, "queue_full", NULL, "The request queue is full.");
         e->type = "overloaded_error";

@@ -17,6 +17,7 @@ struct loop {
     uv_signal_t sigint, sigterm;
     uv_tcp_t listener[LISTENERS_MAX];
     int n_listeners;
+    unsigned stalled; /* bit i: listener i has a connection that there was no memory for */
     struct loop_opts o;
     struct conn *conns;
     struct loop_counts counts;
@@ -64,10 +65,23 @@ static void on_signal(uv_signal_t *h, int signum)
     l->o.on_signal(l->o.ud, signum);
 }
 
+/* The event loop tells of no further connection before this one is taken: what could not be taken
+ * is tried again at the next tick. */
+static void accept_on(struct loop *l, int i)
+{
+    if (conn_accept(l, &l->listener[i]))
+        l->stalled &= ~(1u << i);
+    else
+        l->stalled |= 1u << i;
+}
+
 static void on_tick(uv_timer_t *h)
 {
     struct loop *l = h->data;
     int64_t now = loop_now_ms(l);
+    for (int i = 0; i < l->n_listeners && l->stalled; i++)
+        if (l->stalled & 1u << i)
+            accept_on(l, i);
     for (struct conn *c = l->conns, *next; c; c = next) {
         next = conn_next(c);
         conn_tick(c, now);
@@ -167,7 +181,7 @@ static void on_connection(uv_stream_t *s, int status)
 {
     struct loop *l = s->data;
     if (status == 0)
-        (void)conn_accept(l, s);
+        accept_on(l, (int)((uv_tcp_t *)s - l->listener));
 }
 
 static enum fst_status listen_on(struct loop *l, const struct addrinfo *a, const char *host,

@@ -55,7 +55,8 @@ const struct loop_opts *loop_options(const struct loop *l);
 struct loop_counts *loop_counts_of(struct loop *l);
 struct conn **loop_conns(struct loop *l); /* head of the list */
 void loop_half_closed(struct loop *l); /* a busy connection got EOF: look soon whether it lives */
-struct conn *conn_accept(struct loop *l, void *listener); /* uv_stream_t; NULL: dropped */
+/* listener: uv_stream_t.  False when there was no memory: the connection still waits there. */
+bool conn_accept(struct loop *l, void *listener);
 struct conn *conn_next(const struct conn *c);
 void conn_tick(struct conn *c, int64_t now_ms);
 void conn_close(struct conn *c);

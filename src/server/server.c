@@ -265,7 +265,7 @@ static void refuse(void *ud, int status, const char *why, struct buf *out)
                        : status == 431 ? "request headers are too large"
                        : status == 408 ? "request took too long"
                        : status == 417 ? "only Expect: 100-continue is understood"
-                       : status == 503 ? "too many connections"
+                       : status == 503 ? "no room for this request"
                                        : "bad HTTP request";
     api_fail(&e, status, status == 400 ? "bad_http" : NULL, NULL, "%s%s%s", text,
              why[0] ? ": " : "", status == 503 ? "try again" : why);

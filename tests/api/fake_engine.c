@@ -357,7 +357,8 @@ static enum fst_status read_script(fst_request *r)
     snprintf(path, sizeof path, "%s/script.json", r->e->dir);
     if (file_read(&b, path, 0) < 0)
         buf_puts(&b, "{\"text\":\"ok\"}");
-    enum fst_status rc = json_parse(&doc, buf_str(&b), b.len);
+    enum fst_status rc =
+        b.failed ? fst_error(FST_ENOMEM, "out of memory") : json_parse(&doc, buf_str(&b), b.len);
     if (rc < 0)
         goto out;
     json_val *s = json_root(doc), *replies = json_get(s, "replies");
@@ -413,7 +414,9 @@ static enum fst_status make_arrays(fst_request *r)
             r->prompt_top =
                 mem_calloc(r->n_prompt * (size_t)o->prompt_top_logprobs, sizeof *r->prompt_top);
     }
-    if (!r->ids || !r->stop)
+    if (!r->ids || !r->stop || (o->logprobs && !r->logprobs) || (o->top_logprobs && !r->top) ||
+        (o->prompt_logprobs_from >= 0 && !r->prompt_logprobs) ||
+        (o->prompt_logprobs_from >= 0 && o->prompt_top_logprobs && !r->prompt_top))
         return fst_error(FST_ENOMEM, "out of memory");
     for (size_t i = 0; i < o->n_stop_ids; i++)
         r->stop[i] = o->stop_ids[i];
