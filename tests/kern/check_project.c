@@ -606,6 +606,7 @@ void check_project(struct ck *c)
     if (c->sweep)
         return;
     shape(c, &narrow, 9, 9);
+    shape(c, &ck_t1, 9, 9);
     if (c->k.flags == 0)
         return;
     shape(c, &ck_flash, 3, 1);

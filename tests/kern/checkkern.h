@@ -90,7 +90,7 @@ struct ck_shape {
     int dim, n_heads, head_dim, rope_dim, q_rank, o_rank, groups, moe_dim, n_experts, k;
     int index_heads, index_dim, topk, vocab, n_stages, rank, window;
 };
-extern const struct ck_shape ck_kindling, ck_flash, ck_pro;
+extern const struct ck_shape ck_kindling, ck_flash, ck_pro, ck_t1; /* t1: a model for goldens */
 
 /* Give the streams as much scratch as kernels_scratch_bytes asks for, no more. */
 void ck_scratch(struct ck *c, const struct ck_shape *m, int n_rows, int64_t max_entries);
