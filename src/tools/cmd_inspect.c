@@ -99,7 +99,7 @@ int cmd_inspect(int argc, char **argv)
         rc = dir ? weights_inspect(&r, dir) : FST_EMACHINE;
     }
     if (rc < 0) {
-        status = tool_fail(rc);
+        status = tool_fail(rc == FST_ENOTFOUND && preset ? FST_EINVAL : rc);
     } else {
         bool whole = !r->n_missing && !r->n_unknown && !r->n_wrong;
         status = 0;

@@ -123,7 +123,7 @@ const struct option_group tool_engine_group = OPTION_GROUP("Engine", engine_defs
 int tool_fail(enum fst_status rc)
 {
     fprintf(stderr, "firesteel: %s\n", fst_error_text());
-    return fst_exit_status(rc);
+    return rc == FST_ENOTFOUND ? 3 : fst_exit_status(rc); /* a file that is not there */
 }
 
 struct options *tool_parse(const char *program, const char *usage,

@@ -73,8 +73,11 @@ class Usage(Folder):
         run("tokenize", "a", env={"FIRESTEEL_MODEL": "/nowhere"}, expect=3)
         run("score", "--ids", self.file("bad.json", "[1, 2"), expect=1)
         run("render", "--messages", self.file("m.json", [{"role": "alien", "content": "x"}]), expect=1)
-        run("inspect", self.dir, expect=1)
-        run("inspect", "--preset", "v9", expect=1)
+        run("inspect", self.dir, expect=3)
+        run("inspect", "--preset", "v9", expect=2)
+        for args in (("score", "--ids", "/none"), ("generate", "--prompt-file", "/none"),
+                     ("render", "--messages", "/none"), ("tokenize", "x", "--tokenizer", "/none")):
+            self.assertIn(b"/none", run(*args, expect=3).stderr)
 
 
 class Text(Folder):
@@ -219,6 +222,58 @@ class Model(Folder):
         for words in ("1 answers", "thinking is off", "a new conversation begins", "/quit", "unknown command /bogus"):
             self.assertIn(words, out)
         self.assertEqual(p.stderr.count(b"tok/s"), 2)
+
+
+class ChatTerminal(Folder):
+    def test_terminal(self):
+        """On a terminal: editing, Ctrl-C stops the answer alone, Ctrl-D ends, history is kept."""
+        import pty
+        import select
+        import time
+        shutil.copy(os.path.join(MODEL, "tokenizer.json"), self.dir)
+        self.file("script.json", {"text": "thought</think>" + "word " * 2000, "token_ms": 10})
+        pid, fd = pty.fork()
+        if pid == 0:
+            os.environ.update(HOME=self.dir, TERM="xterm")
+            os.execv(program("firesteel-fake"), ["firesteel", "chat", "--model", self.dir])
+        seen = b""
+
+        def until(words, seconds=20):
+            nonlocal seen
+            end = time.time() + seconds
+            while words not in seen:
+                self.assertLess(time.time(), end, seen[-500:])
+                if select.select([fd], [], [], 0.2)[0]:
+                    seen += os.read(fd, 65536)
+            seen = seen[seen.index(words) + len(words):]
+        try:
+            until(b"> ")
+            time.sleep(0.3)  # the prompt is written before the terminal is switched
+            os.write(fd, b"helxlo\x1b[D\x1b[D\x7f\n")  # left, left, backspace: "hello"
+            until(b"\x1b[2m")                           # thoughts are dimmed
+            until(b"word word")
+            os.write(fd, b"\x03")
+            until(b"stopped")
+            until(b"> ")
+            time.sleep(0.3)
+            os.write(fd, b"/stats\n")
+            until(b"1 answers")
+            time.sleep(0.3)
+            os.write(fd, b"\x04")
+            end = time.time() + 10
+            done, status = 0, 0
+            while not done and time.time() < end:
+                if select.select([fd], [], [], 0.05)[0]:
+                    try:
+                        os.read(fd, 65536)
+                    except OSError:
+                        pass
+                done, status = os.waitpid(pid, os.WNOHANG)
+            self.assertEqual((done, status), (pid, 0))
+        finally:
+            os.close(fd)
+        with open(os.path.join(self.dir, ".firesteel_history")) as f:
+            self.assertIn("hello", f.read().replace("\\040", " "))
 
 
 class ChatText(Folder):
