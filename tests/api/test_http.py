@@ -268,7 +268,8 @@ class Limits(unittest.TestCase):
 
     def test_slow_reader_is_dropped(self):
         """A reader that takes nothing must not make the queue grow beyond its cap."""
-        with Server(script={"text": "x" * 200, "repeat": True, "eos": False, "chunk": 100, "token_ms": 2}) as s:
+        with Server(script={"text": "word ", "repeat": True, "eos": False, "chunk": 300,
+                            "token_ms": 40}) as s:
             c = socket.socket()
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             c.connect(("127.0.0.1", s.port))
