@@ -69,6 +69,33 @@ class Cancel(unittest.TestCase):
                 self.assertIn("choices", c.response().json())
                 self.assertEqual(c.response().json(), {"status": "ok"})
 
+    def test_half_closed_from_another_address(self):
+        """Not on loopback nothing is known of the peer's socket: an interim response finds out."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
+            try:
+                u.connect(("192.0.2.1", 9))  # sends nothing
+                own = u.getsockname()[0]
+            except OSError:
+                own = "127.0.0.1"
+        if own.startswith("127."):
+            self.skipTest("no address but loopback")
+        with Server(flags=["--host", "0.0.0.0", "--allow-public", "--skip-server-warmup"]) as s:
+            for stream in (False, True):
+                s.script(text="x</think>here it is", prefill_ms=1500)
+                with Connection(s.port, host=own) as c:
+                    c.send(chat(stream))
+                    c.sock.shutdown(socket.SHUT_WR)
+                    self.assertEqual(c.head()[0], 100)
+                    self.assertIn("here", c.response().text)
+                s.script(**PREFILL)
+                before = s.state()["aborted"]
+                c = Connection(s.port, host=own)
+                c.send(chat(stream))
+                wait_running(s)
+                c.close()
+                s.wait_idle(2)
+                self.assertEqual(s.state()["aborted"], before + 1)
+
     def test_abort_request(self):
         with Server(script=LONG) as s:
             for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
