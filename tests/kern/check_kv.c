@@ -367,8 +367,11 @@ static void case_index(struct ck *c, struct world *w, bool ties)
     ck_out_int(&t, c, "sel", &w->sel, w->m->topk);
     t.out[1].nmse = -1;
     ck_out_int(&t, c, "n_sel", &w->n_sel, 1);
-    for (int i = 0; i < w->n; i++)
+    for (int i = 0; i < w->n; i++) {
         t.macs += ((int64_t)w->pos[i] + 1) / 4 * w->m->index_heads * w->m->index_dim;
+        t.bytes += ((int64_t)w->pos[i] + 1) / 4 *
+                   (rows_index_page_bytes(w->l.index_format, w->m->index_dim) / ROWS_INDEX_PAGE);
+    }
     ck_run(c, &t);
     if (c->bench)
         return;
@@ -490,6 +493,7 @@ static void case_attention(struct ck *c, struct world *w, int n_ref)
         if (w->l.ratio == 4)
             keys += FST_MIN((w->pos[i] + 1) / 4, w->m->topk);
         t.macs += keys * w->m->n_heads * w->m->head_dim * 2;
+        t.bytes += keys * (w->l.format == ROW_FP8 ? 590 : rows_bytes(w->l.format, w->m->head_dim));
     }
     ck_out(&t, c, "o", &w->o, (int64_t)w->m->n_heads * w->m->head_dim, 1e-5);
     ck_run(c, &t);

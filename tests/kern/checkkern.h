@@ -27,9 +27,9 @@ struct ck {
     const char *only;    /* entry named on the command line */
     bool bench;
     int passed, failed, skipped;
-    int n_bench;      /* rows printed, for commas */
-    double worst[32]; /* NMSE by entry, over the run */
-    double roof_gbs;  /* measured memory reads */
+    int n_bench;                 /* rows printed, for commas */
+    double worst[32];            /* NMSE by entry, over the run */
+    double roof_gbs, roof_gmacs; /* measured: memory reads; products in cache, of the set */
 };
 
 /* ---------------------------------------------------------------- data */

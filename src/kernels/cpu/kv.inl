@@ -67,9 +67,9 @@ static void store_key(const struct kv_layer *l, const int32_t *pages, int64_t e,
     for (int b = 0; b < ROWS_INDEX_DIM / 32; b++) {
         float y[32];
         uint8_t c[32], code = v_fp4_block(y, x + 32 * b);
-        vf up = v_set1(s_e8m0(code));
+        vf down = v_set1(s_e8m0((uint8_t)(254 - code)));
         for (int i = 0; i < 32; i += VL)
-            v_store_bytes(c + i, e2m1_code(v_div(v_load(y + i), up)));
+            v_store_bytes(c + i, e2m1_code(v_mul(v_load(y + i), down)));
         for (int i = 0; i < 16; i++)
             page[t * 64 + 16 * b + i] = (uint8_t)(c[2 * i] | c[2 * i + 1] << 4);
         page[ROWS_INDEX_PAGE * 64 + 4 * t + b] = code;

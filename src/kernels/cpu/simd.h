@@ -514,9 +514,9 @@ SIMD_INLINE uint8_t v_fp8_block(float *out, const float *x, int n)
 SIMD_INLINE uint8_t v_fp4_block(float *out, const float *x)
 {
     uint8_t code = s_scale_code(FST_MAX(v_amax(x, 32), 6 * 0x1p-126f) * (1.0f / 6.0f));
-    vf up = v_set1(s_e8m0(code));
+    vf up = v_set1(s_e8m0(code)), down = v_set1(s_e8m0((uint8_t)(254 - code)));
     for (int i = 0; i < 32; i += VL)
-        v_store(out + i, v_mul(v_e2m1_grid(v_div(v_load(x + i), up)), up));
+        v_store(out + i, v_mul(v_e2m1_grid(v_mul(v_load(x + i), down)), up));
     return code;
 }
 
@@ -635,20 +635,16 @@ SIMD_INLINE void v_rotate(float *x, int rope_dim, const float *cs, float sign)
 /* Walsh-Hadamard in Sylvester order times n^-1/2, bf16 out; n a power of two, 16..1024. */
 SIMD_INLINE void v_hadamard(float *x, int n)
 {
-    for (int i = 0; i < n; i += 4) { /* strides 1 and 2 */
-        float a = x[i] + x[i + 1], b = x[i] - x[i + 1];
-        float c = x[i + 2] + x[i + 3], d = x[i + 2] - x[i + 3];
-        x[i] = a + c;
-        x[i + 1] = b + d;
-        x[i + 2] = a - c;
-        x[i + 3] = b - d;
+    const __m256 odd = _mm256_setr_ps(0, -0.0f, 0, -0.0f, 0, -0.0f, 0, -0.0f);
+    const __m256 pair = _mm256_setr_ps(0, 0, -0.0f, -0.0f, 0, 0, -0.0f, -0.0f);
+    const __m256 half = _mm256_setr_ps(0, 0, 0, 0, -0.0f, -0.0f, -0.0f, -0.0f);
+    for (int i = 0; i < n; i += 8) { /* strides 1, 2, 4: the partner plus or minus itself */
+        __m256 v = _mm256_loadu_ps(x + i);
+        v = _mm256_add_ps(_mm256_permute_ps(v, 0xb1), _mm256_xor_ps(v, odd));
+        v = _mm256_add_ps(_mm256_permute_ps(v, 0x4e), _mm256_xor_ps(v, pair));
+        v = _mm256_add_ps(_mm256_permute2f128_ps(v, v, 1), _mm256_xor_ps(v, half));
+        _mm256_storeu_ps(x + i, v);
     }
-    for (int i = 0; i < n; i += 8)
-        for (int j = i; j < i + 4; j++) {
-            float a = x[j], b = x[j + 4];
-            x[j] = a + b;
-            x[j + 4] = a - b;
-        }
     for (int h = 8; h < n; h *= 2)
         for (int i = 0; i < n; i += 2 * h)
             for (int j = i; j < i + h; j += 8) {
