@@ -282,8 +282,10 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     const struct tokenizer_ids *ids = &g->prompts[c->prompt];
     struct server *s = g->s;
     struct chat_stream_opts so = {.tokenizer = s->tok, .kind = g->kind};
-    if (g->kind == CHAT_STREAM_CHAT)
+    if (g->kind == CHAT_STREAM_CHAT) {
         chat_stream_opts_init(&so, s->tok, &g->chat, &g->prompt);
+        so.json_only = g->chat.response_format.data && !g->prompt.tools_on;
+    }
     so.parser.event = on_event;
     so.parser.ud = c;
     so.stops = p->stop;
@@ -393,6 +395,8 @@ static void prepared(void *ud)
         gen_free(g);
         return;
     }
+    if (!g->err.status && g->aborted)
+        api_fail(&g->err, 503, "aborted", NULL, "The request was aborted.");
     if (!g->err.status && g->s->state != SERVER_READY)
         api_fail(&g->err, 503, "shutting_down", NULL, "server shutting down");
     if (g->err.status)
@@ -574,8 +578,7 @@ int gen_abort(struct server *s, const char *rid)
         for (int i = 0; i < g->n_choices; i++)
             if (!g->choices[i].done)
                 fst_request_cancel(g->choices[i].req);
-        if (g->working)
-            api_fail(&g->err, 503, "aborted", NULL, "The request was aborted.");
+        g->aborted = true; /* for one that a helper thread still prepares */
     }
     return n;
 }

@@ -96,7 +96,7 @@ struct gen {
     struct exch *x; /* NULL: the client is gone */
     const struct gen_dialect *d;
     struct gen *prev, *next;
-    bool working, answered;
+    bool working, answered, aborted;
 
     struct buf body;
     struct json_doc *doc; /* until the requests are submitted */

@@ -251,6 +251,15 @@ class Chat(unittest.TestCase):
         self.s.script(ids=ids)
         self.assertEqual(self.s.chat(max_tokens=n).json()["choices"][0]["message"]["content"], "a\ufffd")
 
+    def test_json_object(self):
+        """JSON mode: asked for in the prompt, and the reply is cut to the JSON in it."""
+        fmt = {"response_format": {"type": "json_object"}}
+        self.both('x</think>Sure: ```json\n{"a": [1, 2]}\n``` done', '{"a": [1, 2]}', "x", **fmt)
+        self.both('x</think>{"a": 1}', '{"a": 1}', "x", **fmt)
+        prompt = self.s.post("/apply-template", dict({"messages": [{"role": "user", "content": "a"}]}, **fmt))
+        self.assertIn("json_object", prompt.json()["prompt"])
+        self.both('x</think>{"a": 1} more', '{"a": 1} more', "x", response_format={"type": "text"})
+
     def test_input_ids(self):
         self.s.script(text="x</think>y")
         r = self.s.post("/v1/chat/completions", {"input_ids": [5, 6, 7]}).json()
