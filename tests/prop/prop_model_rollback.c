@@ -129,6 +129,8 @@ static void play(const struct rig_opts *o, int gamma, int rounds, int start, int
     }
     for (int i = 0; i < rounds && n + gamma + 1 < o->context; i++) {
         int k = test_below(&rng, gamma + 1);
+        for (int j = 0; seen && j <= gamma && seen[n % 128][k]; j++)
+            k = (k + 1) % (gamma + 1); /* what has not been played here */
         for (int j = 0; j <= gamma; j++)
             block[j] = j <= k ? ids[n + j] : test_below(&rng, r.vocab);
         rig_run(&r, slot, n, block, gamma + 1);
