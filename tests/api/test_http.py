@@ -9,7 +9,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Connection, Server, in_threads, program, request_bytes  # noqa: E402
+from harness import ROOT, Connection, Server, in_threads, program, request_bytes  # noqa: E402
 
 
 class Http(unittest.TestCase):
@@ -353,7 +353,7 @@ class Keys(unittest.TestCase):
     def test_public_address_needs_a_key(self):
         for host in ("0.0.0.0", "::"):
             p = subprocess.run([program("firesteel-fake"), "serve", "--host", host, "--port", "0"],
-                               capture_output=True, text=True, timeout=60)
+                               capture_output=True, text=True, timeout=60, cwd=ROOT)
             self.assertEqual(p.returncode, 2, p.stderr)
             self.assertIn("--api-key", p.stderr)
         with Server(flags=["--host", "0.0.0.0", "--allow-public"]) as s:
