@@ -27,25 +27,25 @@ typedef struct fst_request fst_request;
 
 /* Zero or NULL means the default given. */
 struct fst_engine_opts {
-    const char *model_dir;       /* folder of a published checkpoint; required */
-    const char *device;          /* "cpu" */
-    const char *kernels;         /* "auto"; see kernels_select */
-    const char *kv_layout;       /* "unified-fp8"; "unified-bf16" */
-    const char *index_keys;      /* "fp4"; "fp8" */
-    const char *precision;       /* "native"; "reference" (fp32, nothing quantised but weights) */
-    const char *spec_algorithm;  /* NULL: what the checkpoint bundles; "dspark", "none" (any case) */
-    const char *verify_mode;     /* "auto"; "static".  See fst_engine_info */
-    int spec_block_size;         /* draft tokens per round; 0: the checkpoint's; larger is refused */
-    int threads;                 /* 0: one per core */
-    int max_running_requests;    /* 0: 16 */
-    int max_queued_requests;     /* 0: 1024 */
-    int64_t context_length;      /* 0: the checkpoint's, bounded by memory */
-    int64_t max_total_tokens;    /* KV tokens over all requests; 0: from the memory plan */
-    int chunked_prefill_size;    /* rows of prefill per step; 0: 512 */
-    uint64_t random_seed;        /* seeds requests that bring none; see has_random_seed */
+    const char *model_dir;      /* folder of a published checkpoint; required */
+    const char *device;         /* "cpu" */
+    const char *kernels;        /* "auto"; see kernels_select */
+    const char *kv_layout;      /* "unified-fp8"; "unified-bf16" */
+    const char *index_keys;     /* "fp4"; "fp8" */
+    const char *precision;      /* "native"; "reference" (fp32, nothing quantised but weights) */
+    const char *spec_algorithm; /* NULL: what the checkpoint bundles; "dspark", "none" (any case) */
+    const char *verify_mode;    /* "auto"; "static".  See fst_engine_info */
+    int spec_block_size;        /* draft tokens per round; 0: the checkpoint's; larger is refused */
+    int threads;                /* 0: one per core */
+    int max_running_requests;   /* 0: 16 */
+    int max_queued_requests;    /* 0: 1024 */
+    int64_t context_length;     /* 0: the checkpoint's, bounded by memory */
+    int64_t max_total_tokens;   /* KV tokens over all requests; 0: from the memory plan */
+    int chunked_prefill_size;   /* rows of prefill per step; 0: 512 */
+    uint64_t random_seed;       /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
-    bool profile;                /* keep per-block timings (bench step) */
-    const int32_t *masked_ids;   /* ids that are never drawn (rows of the vocabulary without a name
+    bool profile;              /* keep per-block timings (bench step) */
+    const int32_t *masked_ids; /* ids that are never drawn (rows of the vocabulary without a name
                                     in the tokenizer); copied */
     size_t n_masked_ids;
     /* Progress of opening, from the opening thread; may be NULL. done and total in bytes. */
@@ -66,10 +66,11 @@ void fst_engine_drain(fst_engine *e);
 
 struct fst_engine_info {
     char model_type[32];
-    const char *model_dir;       /* borrowed from the engine */
-    const char *kernels, *device, *kv_layout, *index_keys, *spec_algorithm, *verify_mode, *precision;
+    const char *model_dir; /* borrowed from the engine */
+    const char *kernels, *device, *kv_layout, *index_keys, *spec_algorithm, *verify_mode,
+        *precision;
     int vocab_size, eos_id, bos_id;
-    int gamma;                   /* draft tokens per round; 0 when off */
+    int gamma; /* draft tokens per round; 0 when off */
     int threads, max_running_requests, max_queued_requests, chunked_prefill_size;
     int64_t context_length, max_total_tokens;
     uint64_t weight_bytes, kv_bytes, state_bytes, workspace_bytes;
@@ -81,23 +82,23 @@ void fst_engine_get_info(const fst_engine *e, struct fst_engine_info *out);
 enum { FST_SPEC_MAX = 8 };
 
 struct fst_spec_stats {
-    uint64_t verify_steps;       /* (request, verify round) pairs */
-    uint64_t drafted;            /* draft tokens proposed */
-    uint64_t accepted;           /* draft tokens accepted, before stops */
+    uint64_t verify_steps;                       /* (request, verify round) pairs */
+    uint64_t drafted;                            /* draft tokens proposed */
+    uint64_t accepted;                           /* draft tokens accepted, before stops */
     uint64_t accepted_by_position[FST_SPEC_MAX]; /* rounds that accepted at least k+1 drafts */
-    double accept_length;        /* (accepted + verify_steps)/verify_steps; 0 without rounds */
+    double accept_length; /* (accepted + verify_steps)/verify_steps; 0 without rounds */
 };
 
 struct fst_engine_stats {
-    uint64_t steps;              /* forward passes */
-    int running, waiting;        /* requests now */
+    uint64_t steps;                          /* forward passes */
+    int running, waiting;                    /* requests now */
     int64_t kv_tokens_used, kv_tokens_total; /* whole pages */
     int slots_used, slots_total;
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
     uint64_t requests, finished, aborted, failed, retracted;
     uint64_t prefill_rows, decode_rows, verify_rows, draft_rounds;
-    double last_decode_tok_s;    /* over the last decode window of 40 steps */
-    int64_t last_step_ns;        /* CLOCK_MONOTONIC of the last finished step; 0 before the first */
+    double last_decode_tok_s; /* over the last decode window of 40 steps */
+    int64_t last_step_ns;     /* CLOCK_MONOTONIC of the last finished step; 0 before the first */
     int64_t now_ns;
     struct fst_spec_stats spec;
     uint64_t step_ns, draft_ns, verify_ns, prefill_ns, decode_ns; /* sums of time by kind */
@@ -118,31 +119,31 @@ int fst_engine_block_times(fst_engine *e, struct fst_block_time *out, int n, boo
 enum { FST_TOP_LOGPROBS_MAX = 20, FST_STOP_IDS_MAX = 64 };
 
 struct fst_sampling {
-    float temperature;           /* 0: greedy; up to 2 and beyond is legal, finite, >= 0 */
-    float top_p;                 /* (0, 1]; 1 off */
-    float min_p;                 /* [0, 1]; 0 off */
-    int top_k;                   /* >= 1; 0 or -1 off */
+    float temperature; /* 0: greedy; up to 2 and beyond is legal, finite, >= 0 */
+    float top_p;       /* (0, 1]; 1 off */
+    float min_p;       /* [0, 1]; 0 off */
+    int top_k;         /* >= 1; 0 or -1 off */
     uint64_t seed;
-    bool has_seed;               /* false: drawn from the engine's generator */
-    uint32_t choice;             /* index of this choice among n; enters the noise counter only */
+    bool has_seed;   /* false: drawn from the engine's generator */
+    uint32_t choice; /* index of this choice among n; enters the noise counter only */
 };
 
 struct fst_request_opts {
-    const int32_t *ids;          /* prompt, copied; 1 .. context_length-1 ids below vocab_size */
+    const int32_t *ids; /* prompt, copied; 1 .. context_length-1 ids below vocab_size */
     size_t n_ids;
-    int64_t max_new_tokens;      /* 0: prefill only; -1: to the end of the context; clamped to it */
-    int64_t min_new_tokens;      /* eos and stop ids are illegal before; 0 */
+    int64_t max_new_tokens; /* 0: prefill only; -1: to the end of the context; clamped to it */
+    int64_t min_new_tokens; /* eos and stop ids are illegal before; 0 */
     struct fst_sampling sampling;
     bool ignore_eos;
-    const int32_t *stop_ids;     /* end the request like eos; copied */
+    const int32_t *stop_ids; /* end the request like eos; copied */
     size_t n_stop_ids;
-    bool logprobs;               /* of the drawn tokens (log-softmax of the raw logits) */
-    int top_logprobs;            /* 0 .. FST_TOP_LOGPROBS_MAX alternatives per token */
+    bool logprobs;                /* of the drawn tokens (log-softmax of the raw logits) */
+    int top_logprobs;             /* 0 .. FST_TOP_LOGPROBS_MAX alternatives per token */
     int64_t prompt_logprobs_from; /* >= 0: log-probabilities of prompt tokens from this position
                                      (position 0 has none); -1: none */
     int prompt_top_logprobs;
-    bool no_drafting;            /* this request decodes without drafts */
-    double timeout_s;            /* 0: none; counted from submit */
+    bool no_drafting; /* this request decodes without drafts */
+    double timeout_s; /* 0: none; counted from submit */
     /* Called from the engine's thread whenever the view changed (new tokens, progress, end).  It
      * must not block nor call the engine; uv_async_send is what it is for.  NULL: poll. */
     void (*on_change)(void *ud);
@@ -157,7 +158,8 @@ void fst_request_opts_default(struct fst_request_opts *o);
 
 /* Validate, copy, queue.  FST_EINVAL names the field, value and what is allowed; FST_EFULL when the
  * queue is full; FST_ESHUTDOWN.  The handle must be freed with fst_request_free. */
-enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts *o, fst_request **out);
+enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts *o,
+                                   fst_request **out);
 
 /* Ask the engine to end the request at the next step; idempotent.  It ends with FST_FINISH_ABORT. */
 void fst_request_cancel(fst_request *r);
@@ -181,19 +183,20 @@ struct fst_top_logprob {
 /* What a request has given so far.  Arrays belong to the request, only ever grow up to `n`, and
  * stay valid until fst_request_free; a reader may keep an index and look again after on_change. */
 struct fst_request_view {
-    const int32_t *ids;          /* (n) drawn tokens, the final eos or stop id included */
-    const float *logprobs;       /* (n) or NULL */
+    const int32_t *ids;                /* (n) drawn tokens, the final eos or stop id included */
+    const float *logprobs;             /* (n) or NULL */
     const struct fst_top_logprob *top; /* (n, top_logprobs) or NULL */
     size_t n;
-    enum fst_finish finish;      /* n is final once this is not NONE */
-    int32_t matched_id;          /* the eos or stop id, else -1 */
-    enum fst_status status;      /* of an ERROR finish */
-    const char *error;           /* its message, "" otherwise */
-    size_t n_prompt, n_cached;   /* prompt tokens, and how many came from a cache */
-    size_t n_prefilled;          /* prompt tokens whose KV is there (progress; includes cached) */
-    const float *prompt_logprobs; /* (n_prompt) or NULL; entries before `from` and entry 0 are NaN */
+    enum fst_finish finish;    /* n is final once this is not NONE */
+    int32_t matched_id;        /* the eos or stop id, else -1 */
+    enum fst_status status;    /* of an ERROR finish */
+    const char *error;         /* its message, "" otherwise */
+    size_t n_prompt, n_cached; /* prompt tokens, and how many came from a cache */
+    size_t n_prefilled;        /* prompt tokens whose KV is there (progress; includes cached) */
+    const float
+        *prompt_logprobs; /* (n_prompt) or NULL; entries before `from` and entry 0 are NaN */
     const struct fst_top_logprob *prompt_top; /* (n_prompt, prompt_top_logprobs) or NULL */
-    uint64_t seed;               /* the seed in force */
+    uint64_t seed;                            /* the seed in force */
     struct fst_spec_stats spec;
     double queue_s, prefill_s, decode_s; /* so far; first token at queue_s + prefill_s */
 };

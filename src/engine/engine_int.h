@@ -50,7 +50,8 @@ struct fst_request {
     int32_t end_ids[ENGINE_END_IDS]; /* eos and stop ids: banned below min_new_tokens */
     int n_end_ids;
     int32_t eos_id;
-    int64_t max_new; /* after clamping */
+    bool scores_prompt; /* prompt rows give log-probabilities or go to a call-back */
+    int64_t max_new;    /* after clamping */
     int64_t submit_ns, deadline_ns, admit_ns, first_ns, last_ns;
 
     /* Tokens: prompt, drawn ones, then room for drafts.  (n_prompt + max_new + gamma + 1) */

@@ -157,6 +157,7 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
     for (size_t i = 0; i < o->n_stop_ids; i++)
         r->end_ids[r->n_end_ids++] = o->stop_ids[i];
     r->o.stop_ids = NULL;
+    r->scores_prompt = o->prompt_logprobs_from >= 0 || o->on_prompt_logits != NULL;
     r->pub.matched_id = -1;
     r->submit_ns = engine_now_ns();
     r->deadline_ns = o->timeout_s > 0 ? r->submit_ns + (int64_t)(o->timeout_s * 1e9) : INT64_MAX;

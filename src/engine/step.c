@@ -244,8 +244,7 @@ static enum fst_status draft(fst_engine *e)
 
 static bool wants_prompt_rows(const fst_request *r)
 {
-    return r->n_committed < r->n_prompt &&
-           (r->o.prompt_logprobs_from >= 0 || r->o.on_prompt_logits != NULL);
+    return r->scores_prompt && r->n_committed < r->n_prompt;
 }
 
 static void plan(fst_engine *e, struct step *step)

@@ -345,13 +345,13 @@ static void start(struct gen *g)
     g->n_choices = total;
     int at = 0;
     for (size_t i = 0; i < g->n_prompts; i++)
-        for (int k = 0; k < g->params[g->n_params > 1 ? i : 0].n; k++)
-            g->choices[at++] = (struct gen_choice){.g = g,
-                                                   .index = at,
-                                                   .prompt = (int)i,
-                                                   .k = k,
-                                                   .matched_id = -1,
-                                                   .matched_stop = -1};
+        for (int k = 0; k < g->params[g->n_params > 1 ? i : 0].n; k++, at++)
+            g->choices[at] = (struct gen_choice){.g = g,
+                                                 .index = at,
+                                                 .prompt = (int)i,
+                                                 .k = k,
+                                                 .matched_id = -1,
+                                                 .matched_stop = -1};
     /* Choices of one prompt without a seed share one: they differ by their index alone. */
     for (int i = 0; i < total; i++) {
         g->choices[i].index = i;
