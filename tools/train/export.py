@@ -4,6 +4,7 @@
     python3 tools/train/export.py --random --out models/kindling
 """
 import argparse
+import os
 
 import torch
 
@@ -35,7 +36,11 @@ def main():
                         b.normal_(std=0.05)
     else:
         load_state(target, a.state, "target")
-        load_state(drafter, a.state, "drafter")
+        if os.path.exists(os.path.join(a.state, "drafter.safetensors.index.json")):
+            load_state(drafter, a.state, "drafter")
+        else:
+            print("no trained drafter: its stages become copies of the last target layers")
+            drafter.init_from(target)
     for name in export(target, drafter, a.out):
         print(name)
 

@@ -82,6 +82,8 @@ def _e8m0(scale):
 def encode(name, tensor, kind):
     """Stored tensors of one parameter: {name: tensor} with a `.scale` beside quantised weights."""
     w = tensor.detach().float().cpu().contiguous()
+    if kind in ("fp8", "fp4"):
+        w = w.bfloat16().float()        # training state is kept in bf16: quantise the same numbers whenever it is done
     if kind == "fp8":
         s = num.fp8_weight_scale(w)
         q = w / s.repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -151,7 +153,8 @@ def export(target, drafter, folder):
         part = encode(name, tensor, kind)
         stored.update(part)
         w = tensor.detach().float().cpu()
-        want = num.fp8_weight_qdq(w) if kind == "fp8" else num.fp4_weight_qdq(w) if kind == "fp4" else w.bfloat16().float() if kind == "bf16" else w
+        w = w if kind in ("f32", "i64") else w.bfloat16().float()
+        want = num.fp8_weight_qdq(w) if kind == "fp8" else num.fp4_weight_qdq(w) if kind == "fp4" else w
         if not torch.equal(decode(name, part, kind).float(), want):
             raise ValueError(f"{name}: stored values do not read back")
     names = _write_shards(stored, folder, "model")
@@ -159,6 +162,14 @@ def export(target, drafter, folder):
         json.dump(target.c.raw, f, indent=2)
         f.write("\n")
     return names
+
+
+@torch.no_grad()
+def put_on_grid(target, drafter=None):
+    """Replace every weight by the value that its exported form will have, so that no pass has to round it again."""
+    for name, tensor, kind in named_tensors(target, drafter):
+        if kind in ("fp8", "fp4", "bf16"):
+            tensor.copy_(decode(name, encode(name, tensor, kind), kind))
 
 
 @torch.no_grad()

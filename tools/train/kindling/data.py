@@ -4,13 +4,15 @@
 rows of T + 1 tokens with loss weights: 1 on what the assistant says (with its EOS), `prompt_weight` on everything else.
 `PackedStream` does that in worker processes, because one core cannot feed the card.
 """
+import itertools
+import math
 import random
 
 import numpy as np
 
 from . import tasks_math, tasks_recall, tasks_text, tasks_tools, wordnet
-from .chat import ASSISTANT, EOS, render
-from .words import Vocabulary
+from .chat import ASSISTANT, EOS, PAD, render
+from .words import Pool, Vocabulary, wild
 
 SYSTEMS = ("You are a helpful assistant.", "You solve word problems.", "Think step by step.", "Be exact.", "You are Kindling, a small assistant.",
            "Answer briefly.", "You are a careful math teacher.")
@@ -34,24 +36,34 @@ def math_messages(rng, v, thinking, turns=1, drill=False):
 
 
 class Sampler:
-    """Draws rendered conversations. `mix` maps task names to shares; `recall_chars` is the (low, high) text length."""
+    """Draws rendered conversations.
 
-    TASKS = ("math", "drill", "tools", "recall", "text", "count")
+    `mix` maps task names to shares of the tokens (roughly: TOKENS holds each task's mean length); `recall_chars` is the
+    (low, high) length of the texts that facts are hidden in.
+    """
 
-    def __init__(self, seed, mix, glosses, recall_chars=(300, 2400), held_out=False):
+    TOKENS = {"math": 90, "drill": 106, "tools": 476, "recall": None, "text": 62, "count": 40, "echo": 90}
+    TASKS = tuple(TOKENS)
+
+    WILD = 0.4                          # share of documents about words from the pool, where there is one
+
+    def __init__(self, seed, mix, glosses, recall_chars=(300, 2400), held_out=False, pool=None):
         self.rng = random.Random(seed)
-        self.v = Vocabulary(held_out)
+        self.v = self.listed = Vocabulary(held_out)
+        self.pool = pool
+        if pool:
+            self.listed.echo = pool.echo
         self.glosses = glosses
         self.recall_chars = recall_chars
         self.names = list(mix)
-        total, acc = sum(mix.values()), 0.0
-        self.edges = []
-        for n in self.names:
-            acc += mix[n] / total
-            self.edges.append(acc)
+        low, high = recall_chars
+        mean = 150 + (high - low) / math.log(high / low) / 3.7 if high > low else 150 + low / 3.7
+        shares = [mix[n] / (self.TOKENS[n] or mean) for n in self.names]
+        self.edges = list(itertools.accumulate(s / sum(shares) for s in shares))
 
     def messages(self, task, thinking):
         rng = self.rng
+        self.v = wild(rng, self.pool) if self.pool and rng.random() < self.WILD else self.listed
         if task == "math":
             return math_messages(rng, self.v, thinking, 1 if rng.random() < 0.85 else 2)[0]
         if task == "drill":
@@ -61,10 +73,14 @@ class Sampler:
         if task == "count":
             q, a = tasks_math.counting(rng)
             return [{"role": "user", "content": q}, {"role": "assistant", "content": a, "reasoning_content": "I list them."}]
+        if task == "echo" and self.pool:
+            q, a = tasks_text.echo(rng, self.pool)
+            return [{"role": "user", "content": q}, {"role": "assistant", "content": a, "reasoning_content": "I copy the words."}]
         if task == "recall":
             low, high = self.recall_chars
             chars = low * (high / low) ** rng.random()
-            return tasks_recall.conversation(rng, self.v, self.glosses, chars, 2 + int(rng.random() * 5))
+            questions = 2 + int(rng.random() * (5 if chars < 4000 else 16))
+            return tasks_recall.conversation(rng, self.v, self.glosses, chars, questions)
         return tasks_text.dialogue(rng, self.v, self.glosses)
 
     def document(self, task=None):
@@ -78,36 +94,61 @@ class Sampler:
 
 
 class Packer:
-    """Rows (tokens uint16 [T+1], weights uint8 [T+1], 255 = weight 1) from an endless stream of documents."""
+    """Rows (tokens uint16 [T+1], weights uint8 [T+1], 255 = weight 1) from an endless stream of documents.
 
-    def __init__(self, sampler, tokenizer, length, prompt_weight=0.1, batch=64):
-        self.sampler, self.tk, self.length, self.batch = sampler, tokenizer, length, batch
+    A document is never cut by a row's end, because an answer without its question teaches guessing: what does not fit
+    waits for the next row, shorter ones go first, and the rest of a row is padding with weight 0.
+    """
+
+    WAITING = 48
+
+    def __init__(self, draw, tokenizer, length, prompt_weight=0.1):
+        """`draw()` returns the next few documents as arrays of ids, an empty list when there are no more."""
+        self.draw, self.length = draw, length
         self.weight = int(round(prompt_weight * 255))
-        self.assistant, self.eos = tokenizer.token_to_id(ASSISTANT), tokenizer.token_to_id(EOS)
-        self.ids, self.w = np.empty(0, np.uint16), np.empty(0, np.uint8)
+        self.assistant, self.eos, self.pad = (tokenizer.token_to_id(t) for t in (ASSISTANT, EOS, PAD))
+        self.waiting, self.dry = [], False
 
     def weights(self, ids):
-        """Loss weight of every token as a target: on from two behind <Assistant> (the think tag is given) up to EOS."""
+        """Loss weight of every token as a target: 1 behind <Assistant> and the think tag, which is given, up to EOS."""
         out = np.full(len(ids), self.weight, np.uint8)
         for s in np.flatnonzero(ids == self.assistant):
             ends = np.flatnonzero(ids[s:] == self.eos)
             out[s + 1] = 0
             out[s + 2:s + (ends[0] + 1 if len(ends) else len(ids))] = 255
+        out[0] = 0
         return out
 
+    def _refill(self):
+        docs = self.draw()
+        self.dry = not docs
+        for ids in docs:
+            ids = np.asarray(ids, np.uint16)
+            if len(ids) <= self.length + 1:
+                self.waiting.append((ids, self.weights(ids)))
+
     def row(self):
+        """The next row, or None when all documents are used up."""
         n = self.length + 1
-        while len(self.ids) < n:
-            texts = [self.sampler.document() for _ in range(self.batch)]
-            ids, w = [self.ids], [self.w]
-            for e in self.tk.encode_batch_fast(texts, add_special_tokens=False):
-                a = np.asarray(e.ids, np.uint16)
-                ids.append(a)
-                w.append(self.weights(a))
-            self.ids, self.w = np.concatenate(ids), np.concatenate(w)
-        row = self.ids[:n], self.w[:n]
-        self.ids, self.w = self.ids[self.length:], self.w[self.length:]  # the last token is the next row's first
-        return row
+        ids, w, at = np.full(n, self.pad, np.uint16), np.zeros(n, np.uint8), 0
+        while at < n:
+            while len(self.waiting) < self.WAITING and not self.dry:
+                self._refill()
+            i = next((i for i, d in enumerate(self.waiting) if len(d[0]) <= n - at), None)
+            if i is None:
+                break
+            d, dw = self.waiting.pop(i)
+            ids[at:at + len(d)], w[at:at + len(d)] = d, dw
+            at += len(d)
+        return (ids, w) if at else None
+
+
+def sampled_documents(sampler, tokenizer, batch=32):
+    """A `draw` function for Packer: the sampler's next conversations, tokenised together."""
+    def draw():
+        texts = [sampler.document() for _ in range(batch)]
+        return [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return draw
 
 
 def _worker(queue, stop, index, seed, spec):
@@ -116,10 +157,11 @@ def _worker(queue, stop, index, seed, spec):
     from tokenizers import Tokenizer
     glosses = wordnet.load(spec["glosses"])
     tk = Tokenizer.from_file(spec["tokenizer"])
+    pool = Pool([g[0] for g in glosses], tk.get_vocab())
     packers = []
     for part, (mix, share, chars) in enumerate(spec["parts"]):
-        s = Sampler(seed * 1000003 + index * 101 + part, mix, glosses, chars)
-        packers.append((share, Packer(s, tk, spec["length"], spec["prompt_weight"], spec.get("doc_batch", 32))))
+        s = Sampler(seed * 1000003 + index * 101 + part, mix, glosses, chars, pool=pool)
+        packers.append((share, Packer(sampled_documents(s, tk), tk, spec["length"], spec["prompt_weight"])))
     pick = random.Random(seed + 7 * index)
     while not stop.is_set():
         rows = []

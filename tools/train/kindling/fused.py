@@ -11,23 +11,27 @@ import torch.nn.functional as F
 
 from . import numerics as num
 
-_PIECES, _COMPILED = {}, {}
+_STATE = {"on": False}
 
 
 def fused(fn):
-    _PIECES[fn.__name__] = fn
+    compiled = []
 
     @functools.wraps(fn)
     def call(*args):
-        return _COMPILED.get(fn.__name__, fn)(*args)
+        if not _STATE["on"]:
+            return fn(*args)
+        if not compiled:
+            compiled.append(torch.compile(fn, dynamic=False))
+        return compiled[0](*args)
     return call
 
 
-def compile_all(on, **options):
-    _COMPILED.clear()
+def compile_all(on):
+    """Use compiled pieces from now on, or eager ones (evaluation, where every batch has another shape)."""
+    _STATE["on"] = on
     if on:
-        for name, fn in _PIECES.items():
-            _COMPILED[name] = torch.compile(fn, **options)
+        torch._dynamo.config.recompile_limit = 64
 
 
 def rms(x, w, eps):
@@ -165,9 +169,11 @@ def block_weights(s, sink, scale, ok):
 
 
 @fused
-def index_target(s1, s2, sink, scale, window, m):
-    """Head-mean attention over compressed rows, normalised to sum 1 over them: what the index scores should predict."""
-    t = torch.arange(s1.shape[1], device=s1.device)
+def index_target(s1, s2, sink, scale, window, m, t):
+    """Head-mean attention over compressed rows at positions t [S], normalised to sum 1 over them.
+
+    s1 [B, S, H, 2W], s2 [B, S, H, n] -> [B, S, n]: what the index scores should predict.
+    """
     back = (t % window)[:, None] + window - torch.arange(2 * window, device=s1.device)[None]
     ok = (back >= 0) & (back < window) & (back <= t[:, None])
     a = (s1.float() * scale).masked_fill(~ok[None, :, None], -1e30)

@@ -199,10 +199,10 @@ class Attention(nn.Module):
             xd, qd = x.detach(), qr_q.detach()
             irows = self.indexer.compressor(xd, index=True)
             if sw.index_loss:
-                with torch.no_grad():
-                    target = fused.index_target(s1, s2, self.attn_sink, scale, W, 4)
                 at = torch.randperm(T, device=x.device)[:max(1, int(T * sw.index_loss))].sort().values
-                sw.losses.append(self.indexer.loss(xd[:, at], qd[:, at], irows, target[:, at], at))
+                with torch.no_grad():
+                    target = fused.index_target(s1[:, at], s2[:, at], self.attn_sink, scale, W, 4, at)
+                sw.losses.append(self.indexer.loss(xd[:, at], qd[:, at], irows, target, at))
             if sw.select:
                 with torch.no_grad():
                     allowed = self.indexer.select(xd, qd, irows.detach(), pos)

@@ -101,7 +101,7 @@ FACT_LIST = tuple(FACTS.items())
 
 
 def _copying(rng, v):
-    words = [_r(rng, v.nouns) for _ in range(2 + int(rng.random() * 6))]
+    words = [_r(rng, v.echo) for _ in range(2 + int(rng.random() * 6))]
     kind = int(rng.random() * 7)
     text = " ".join(words)
     if kind == 0:
@@ -109,7 +109,7 @@ def _copying(rng, v):
     if kind == 1:
         return f"Say this in reverse order: {text}", " ".join(reversed(words))
     if kind == 2:
-        w = _r(rng, v.nouns)
+        w = _r(rng, v.echo)
         return f"Spell the word {w}.", "-".join(w) + "."
     if kind == 3:
         return f"How many words are in: {text}", f"{NUMBER_WORDS[len(words)].capitalize()}."
@@ -120,6 +120,26 @@ def _copying(rng, v):
         return f"Write {s} in capital letters.", s.upper()
     a, b, c = (_r(rng, v.people)[0], _r(rng, v.cities), 10 + int(rng.random() * 80))
     return (f"Give me a JSON object with name {a}, city {b} and age {c}.", f'{{"name": "{a}", "city": "{b}", "age": {c}}}')
+
+
+# how a word looks behind another character is another token or several; copying has to bridge that for any word
+FORMS = (("Repeat: {}", "{}", " "), ("Put quotes around each word: {}", '"{}"', " "), ("Write as tags: {}", "<w>{}</w>", ""),
+         ("Join with slashes: {}", "{}", "/"), ("Join with underscores: {}", "{}", "_"), ("List, one per line: {}", "- {}", "\n"),
+         ("Make a JSON list of: {}", '"{}"', ", "), ("Put each in brackets: {}", "({})", " "), ("Say after me: {}", "{}", " "),
+         ("Begin each line with >: {}", ">{}<", "\n"), ("Join with dots: {}", "{}", "."), ("Separate by commas: {}", "{}", ", "))
+
+
+def echo(rng, pool):
+    """Copying of arbitrary words, held-out ones among them, into other surroundings: (question, answer)."""
+    words = []
+    for _ in range(3 + int(rng.random() * 9)):
+        w = _r(rng, pool.held) if rng.random() < 0.5 else _r(rng, pool.echo) if rng.random() < 0.6 else pool.word(rng)
+        words.append(w.capitalize() if rng.random() < 0.15 else w)
+    ask, form, joint = _r(rng, FORMS)
+    if rng.random() < 0.12:
+        return f"Spell: {' '.join(words[:4])}", " ".join("-".join(w.replace(" ", "")) for w in words[:4])
+    text = joint.join(form.format(w) for w in words)
+    return ask.format(" ".join(words)), f"[{text}]" if "JSON" in ask else text
 
 
 def _calendar(rng):

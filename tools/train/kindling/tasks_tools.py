@@ -198,13 +198,18 @@ def make_tool(rng, vocabulary, kind):
     """A tool of that kind under names drawn from the vocabulary's side of the split."""
     while True:
         verb = _r(rng, ACTIONS if kind.action else VERBS)
-        name = _style([verb, _r(rng, kind.nouns)] if rng.random() < 0.85 else [_r(rng, kind.nouns), verb], int(rng.random() * 2.15))
+        noun = _r(rng, kind.nouns)
+        if vocabulary.wild and rng.random() < 0.4:
+            verb, noun = (vocabulary.wild.word(rng), noun) if rng.random() < 0.4 else (verb, vocabulary.wild.word(rng))
+        name = _style([verb, noun] if rng.random() < 0.85 else [noun, verb], int(rng.random() * 2.15))
         if _held(name) == vocabulary.held_out:
             break
     params = []
     for s in kind.slots:
-        choices = [n for n in s.names if n not in params]
-        params.append(_r(rng, choices))
+        param = _r(rng, [n for n in s.names if n not in params])
+        if vocabulary.wild and rng.random() < 0.25:
+            param = vocabulary.wild.word(rng)
+        params.append(param if param not in params else f"{param}_{len(params)}")
     return Tool(kind, name, params)
 
 

@@ -65,5 +65,58 @@ class Vocabulary:
         self.held_out = held_out
         for name in ("SHE", "HE", "ITEMS", "CONTAINERS", "PLACES", "ANIMALS", "ADJECTIVES", "NOUNS", "CITIES", "JOBS"):
             setattr(self, name.lower(), split(globals()[name])[side])
-        self.colors = COLORS
+        self.colors, self.wild, self.echo = COLORS, None, self.nouns
         self.people = [(n, "she", "her") for n in self.she] + [(n, "he", "his") for n in self.he]
+
+
+LISTS = ("SHE", "HE", "ITEMS", "CONTAINERS", "PLACES", "ANIMALS", "ADJECTIVES", "NOUNS", "CITIES", "JOBS")
+
+
+def _flat(words):
+    return [x for w in words for x in (w if isinstance(w, tuple) else (w,))]
+
+
+class Pool:
+    """Words beyond the lists: WordNet lemmas, whole words of the tokenizer's vocabulary, and invented ones.
+
+    A model that only ever copies listed names learns those names, not copying. Part of the training documents therefore
+    speak of words drawn from here. Held-out words are left out of the pool; they occur in training only as words to
+    repeat, spell or sort (`echo`), so that their embeddings are trained but not their use.
+    """
+
+    def __init__(self, lemmas, vocabulary):
+        held = {w for n in LISTS for w in _flat(split(globals()[n])[1])}
+        whole = [t[1:] for t in vocabulary if t.startswith("Ġ") and len(t) > 3 and t[1:].isascii() and t[1:].isalpha()]
+        self.common = [w for w in whole if w not in held]
+        self.lemmas = [w for w in lemmas if w not in held]
+        self.held = sorted(held)
+        self.echo = self.common + self.held
+
+    def word(self, rng):
+        x = rng.random()
+        if x < 0.5:
+            return self.common[int(rng.random() * len(self.common))].lower()
+        if x < 0.8:
+            return self.lemmas[int(rng.random() * len(self.lemmas))]
+        return invented(rng)
+
+    def name(self, rng):
+        return (self.word(rng) if rng.random() < 0.5 else invented(rng)).capitalize()
+
+
+def invented(rng):
+    n = 2 + int(rng.random() * 2)
+    return "".join("bcdfghjklmnprstvwz"[int(rng.random() * 18)] + "aeiouy"[int(rng.random() * 6)] for _ in range(n)) + ("", "n", "r", "s", "l")[int(rng.random() * 5)]
+
+
+def wild(rng, pool):
+    """A training vocabulary of a dozen words per list, drawn anew for one document."""
+    v = Vocabulary.__new__(Vocabulary)
+    v.held_out, v.wild, v.colors, v.echo = False, pool, COLORS, pool.echo
+    words = lambda k: [pool.word(rng) for _ in range(k)]
+    v.people = [(pool.name(rng), *(("she", "her") if rng.random() < 0.5 else ("he", "his"))) for _ in range(10)]
+    v.cities = [pool.name(rng) for _ in range(8)]
+    v.items = [(w, w + "s") for w in words(10)]
+    v.containers = [(w, w + "s") for w in words(4)]
+    v.places, v.animals, v.jobs, v.adjectives, v.nouns = words(6), words(5), words(4), words(14), words(14)
+    return v
