@@ -151,7 +151,7 @@ struct attn_in_args {
  *     Hadamard, FP4 grid or the layer's index format).
  *  3. after all pooling: state rows of the step's last state_ring positions of each span.
  * score in state = cmp score + ape[pos % ratio].  Rows EXACT against ref up to NMSE 1e-6 before the
- * grid; checkkern compares decoded rows at NMSE 1e-5. */
+ * grid; checkkern compares decoded rows at NMSE 1e-5, decoded index keys at 1e-3 (codes flip). */
 struct kv_write_args {
     const struct rows *rows;
     const struct kv_layer *l;

@@ -24,7 +24,7 @@ struct world {
     int64_t max_entries;
     enum attn_mode mode;
     /* outputs */
-    float *kv, *o, *entries, *scores, *raw;
+    float *kv, *o, *entries, *keys, *scores, *raw;
     int32_t *sel, *n_sel;
 };
 
@@ -245,17 +245,18 @@ static void new_case(struct ck_case *t, const char *entry, struct world *w, int 
 static void load_entries(const struct world *w, int first, int n)
 {
     const struct ck_shape *m = w->m;
-    int wide = m->head_dim + m->index_dim;
     for (int t = first; t < first + n; t++) {
-        float *e = w->entries + (int64_t)t * wide;
+        float *e = w->entries + (int64_t)t * m->head_dim,
+              *key = w->keys + (int64_t)t * m->index_dim;
         const int32_t *pages = w->pages + (int64_t)w->slot[t] * w->page_stride;
-        memset(e, 0, (size_t)wide * 4);
+        memset(e, 0, (size_t)m->head_dim * 4);
+        memset(key, 0, (size_t)m->index_dim * 4);
         if (!w->l.ratio || (w->pos[t] + 1) % w->l.ratio)
             continue;
         int64_t at = w->pos[t] / w->l.ratio;
         rows_load(&w->l, rows_entry(&w->l, pages, at), e, m->head_dim, m->rope_dim);
         if (w->l.ratio == 4)
-            rows_index_load(&w->l, pages, at, e + m->head_dim, m->index_dim);
+            rows_index_load(&w->l, pages, at, key, m->index_dim);
     }
 }
 
@@ -287,7 +288,8 @@ static void case_write(struct ck *c, struct world *w)
         for (int d = 0; d < nope; d++)
             w->kv0[i * dim + d] = d % 64 ? (d & 1 ? -1.0f : 1.0f) * 0x1p-11f * (float)(d + i) : 448;
     ck_out(&t, c, "kv", &w->kv, dim, 1e-5);
-    ck_out(&t, c, "entries", &w->entries, dim + w->m->index_dim, 1e-5);
+    ck_out(&t, c, "entries", &w->entries, dim, 1e-5);
+    ck_out(&t, c, "keys", &w->keys, w->m->index_dim, 1e-3); /* a flipped code is a large step */
     ck_run(c, &t);
     if (c->bench)
         return;
@@ -565,11 +567,12 @@ static void case_chain(struct ck *c, struct world *w)
     snprintf(t.label + strlen(t.label), 24, ", whole chain");
     w->scores = NULL;
     ck_out(&t, c, "kv", &w->kv, w->m->head_dim, -1);
-    ck_out(&t, c, "entries", &w->entries, w->m->head_dim + w->m->index_dim, -1);
+    ck_out(&t, c, "entries", &w->entries, w->m->head_dim, -1);
+    ck_out(&t, c, "keys", &w->keys, w->m->index_dim, -1);
     if (w->l.ratio == 4) {
         ck_out_int(&t, c, "sel", &w->sel, w->m->topk);
         ck_out_int(&t, c, "n_sel", &w->n_sel, 1);
-        t.out[2].nmse = t.out[3].nmse = -1;
+        t.out[3].nmse = t.out[4].nmse = -1;
     }
     ck_out(&t, c, "o", &w->o, (int64_t)w->m->n_heads * w->m->head_dim, -1);
     ck_run(c, &t);
@@ -586,7 +589,8 @@ static void finish_by_ref(struct ck *c, struct world *w)
     struct ck_case t = {.ud = w};
     const struct ck_shape *m = w->m;
     w->kv = w->kv_done = ck_alloc(c, (size_t)w->n * (size_t)m->head_dim * 4);
-    w->entries = ck_alloc(c, (size_t)w->n * (size_t)(m->head_dim + m->index_dim) * 4);
+    w->entries = ck_alloc(c, (size_t)w->n * (size_t)m->head_dim * 4);
+    w->keys = ck_alloc(c, (size_t)w->n * (size_t)m->index_dim * 4);
     run_write(c, &t, &c->ref, &c->s_ref, 0, w->n);
     keep_world(w);
     if (w->l.ratio == 4) {
