@@ -99,9 +99,14 @@ struct fst_engine_stats {
     uint64_t prefill_rows, decode_rows, verify_rows, draft_rounds;
     double last_decode_tok_s; /* over the last decode window of 40 steps */
     int64_t last_step_ns;     /* CLOCK_MONOTONIC of the last finished step; 0 before the first */
+    int64_t heartbeat_ns;     /* CLOCK_MONOTONIC of the last block a step finished */
     int64_t now_ns;
     struct fst_spec_stats spec;
-    uint64_t step_ns, draft_ns, verify_ns, prefill_ns, decode_ns; /* sums of time by kind */
+    /* Sums of time: draft_ns is drafting and injection; a step with prefill rows counts as prefill,
+     * else one with a verify block as verify, else as decode, each without draft_ns; step_ns is
+     * everything.  And how many steps of each kind (draft: batches) there were. */
+    uint64_t step_ns, draft_ns, verify_ns, prefill_ns, decode_ns;
+    uint64_t draft_steps, verify_steps_n, prefill_steps_n, decode_steps_n;
 };
 void fst_engine_get_stats(const fst_engine *e, struct fst_engine_stats *out);
 void fst_engine_reset_spec_stats(fst_engine *e);

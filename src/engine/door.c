@@ -1,7 +1,7 @@
 /* door.c - the part of an engine that its requests may still touch after it is gone. */
 #include "engine/engine_int.h"
 
-struct door *door_new(int max_waiting, uint64_t seed)
+struct door *door_new(int max_waiting, uint64_t max_request_bytes, uint64_t seed)
 {
     struct door *d = mem_calloc(1, sizeof *d);
 
@@ -11,6 +11,7 @@ struct door *door_new(int max_waiting, uint64_t seed)
     pthread_cond_init(&d->work, NULL);
     d->refs = 1;
     d->max_waiting = max_waiting;
+    d->max_request_bytes = max_request_bytes;
     d->seed_state = seed;
     return d;
 }

@@ -3,7 +3,11 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "engine/engine_int.h"
+
+/* KV tokens for everybody together when nothing was said: four requests of 64k. */
+enum { ENGINE_POOL_TOKENS = 262144 };
 
 /* ------------------------------------------------------------------ options */
 
@@ -60,6 +64,8 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
                          "--speculative-dspark-block-size must be in [1, %d] for this checkpoint, "
                          "got %d",
                          c->gamma, o->spec_block_size);
+    if (c->has_mtp && !o->spec_algorithm)
+        log_info("drafting", "algorithm=none why=mtp_drafting_is_not_built");
     e->drafting = algorithm == 1;
     e->gamma = !e->drafting ? 0 : o->spec_block_size ? o->spec_block_size : c->gamma;
     e->info.spec_algorithm = algorithms[algorithm];
@@ -86,60 +92,86 @@ static uint64_t available_memory(void)
     return kb ? (uint64_t)kb * 1024 : (uint64_t)1 << 32;
 }
 
-/* Context, slots and pages from the options and the memory there is.  Half of what is available
- * goes to KV at most; a checkpoint is mapped, so its bytes stay reclaimable. */
-static enum fst_status size_kv(fst_engine *e, const struct fst_engine_opts *o,
-                               const struct model_config *c, struct kv_spec *spec)
+static double gib(double bytes)
 {
-    int64_t context = o->context_length ? o->context_length : c->max_positions, tokens;
-    uint64_t budget = available_memory() / 2;
-    struct kv_plan plan;
+    return bytes / 1073741824.0;
+}
 
-    if (o->context_length < 0 || context > c->max_positions)
+/* Slots, context and pool size as asked for, within their ranges; 0 tokens: not asked. */
+static enum fst_status read_sizes(fst_engine *e, const struct fst_engine_opts *o,
+                                  const struct model_config *c, int64_t *context, int64_t *tokens)
+{
+    const int64_t tokens_max = (int64_t)KERN_PAGE << 30;
+
+    *context = o->context_length ? o->context_length : c->max_positions;
+    if (*context < 1 || *context > c->max_positions)
         return fst_error(FST_EINVAL, "--context-length must be in [1, %lld], got %lld",
                          (long long)c->max_positions, (long long)o->context_length);
     e->max_running = o->max_running_requests ? o->max_running_requests : 16;
     if (e->max_running < 1 || e->max_running > 4096)
         return fst_error(FST_EINVAL, "--max-running-requests must be in [1, 4096], got %d",
                          o->max_running_requests);
+    if (o->max_total_tokens < 0 || o->max_total_tokens > tokens_max)
+        return fst_error(FST_EINVAL, "--max-total-tokens must be in [1, %lld], got %lld",
+                         (long long)tokens_max, (long long)o->max_total_tokens);
+    *tokens = round_up(o->max_total_tokens, KERN_PAGE);
+    return FST_OK;
+}
+
+/* Context, slots and pages from the options and the memory there is.  `other` bytes go to workspace
+ * and scratch.  What was asked for must fit into what is available; what was not is chosen: tokens
+ * for the whole context of one request and at least ENGINE_POOL_TOKENS, out of half of what is
+ * available, and out of what the mapped weights leave, since pool memory that pushes weights out of
+ * the page cache is paid for at every step. */
+static enum fst_status size_kv(fst_engine *e, const struct fst_engine_opts *o,
+                               const struct model_config *c, double other, struct kv_spec *spec)
+{
+    double available = (double)available_memory(), weights = (double)e->weights->bytes;
+    double budget = FST_MIN(available / 2, FST_MAX(available - weights, available / 8));
+    int64_t context, tokens = 0;
+    struct kv_plan plan;
+
+    FST_TRY(read_sizes(e, o, c, &context, &tokens));
     spec->n_slots = e->max_running;
     spec->block = e->gamma + 1;
     spec->lag = 0;
     spec->context_length = round_up(context, KERN_PAGE);
     spec->n_pages = 1;
     FST_TRY(kv_plan(spec, &plan));
-    tokens = (int64_t)e->max_running * spec->context_length;
-    if (o->max_total_tokens > 0) {
-        tokens = round_up(o->max_total_tokens, KERN_PAGE);
-    } else if (o->max_total_tokens < 0) {
-        return fst_error(FST_EINVAL, "--max-total-tokens must be positive, got %lld",
-                         (long long)o->max_total_tokens);
-    } else {
-        double fixed = (double)plan.total_bytes;
-        double room = (double)budget - fixed;
+    if (tokens == 0) {
+        double fixed = (double)plan.total_bytes + other, room = budget - fixed;
+        tokens = FST_MIN((int64_t)e->max_running * spec->context_length,
+                         FST_MAX(spec->context_length, (int64_t)ENGINE_POOL_TOKENS));
         if (plan.bytes_per_full_token > 0 && (double)tokens * plan.bytes_per_full_token > room)
             tokens = room > 0 ? (int64_t)(room / plan.bytes_per_full_token) : 0;
         tokens = tokens / KERN_PAGE * KERN_PAGE;
         if (tokens < KERN_PAGE)
             return fst_error(FST_EBUDGET,
-                             "KV for %d requests needs %.2f GiB before the first token, %.2f GiB "
-                             "are to be had; lower --max-running-requests",
-                             e->max_running, fixed / 1073741824.0, (double)budget / 1073741824.0);
+                             "%d requests with prefill chunks of %d need %.2f GiB before the first "
+                             "token, %.2f GiB are to be had; lower --max-running-requests or "
+                             "--chunked-prefill-size",
+                             e->max_running, e->limits.prefill_rows, gib(fixed), gib(budget));
     }
-    if (tokens < context) {
-        if (o->context_length)
-            return fst_error(FST_EBUDGET,
-                             "--context-length %lld does not fit: there is room for %lld tokens "
-                             "of KV",
-                             (long long)context, (long long)tokens);
-        context = tokens;
-    }
+    if (tokens < context && o->context_length)
+        return fst_error(FST_EBUDGET,
+                         "--context-length %lld does not fit: there is room for %lld tokens of KV",
+                         (long long)context, (long long)tokens);
+    context = FST_MIN(context, tokens);
     spec->context_length = round_up(context, KERN_PAGE);
     spec->n_pages = tokens / KERN_PAGE;
+    FST_TRY(kv_plan(spec, &plan));
+    if ((double)plan.total_bytes + other > available)
+        return fst_error(FST_EBUDGET,
+                         "--max-total-tokens %lld for %d requests needs %.2f GiB of KV and "
+                         "workspace, %.2f GiB of memory are available",
+                         (long long)tokens, e->max_running, gib((double)plan.total_bytes + other),
+                         gib(available));
+    if (context < c->max_positions && !o->context_length)
+        log_info("context", "length=%lld of=%lld why=kv_memory", (long long)context,
+                 (long long)c->max_positions);
     e->context_length = context;
     e->info.context_length = context;
     e->info.max_total_tokens = tokens;
-    FST_TRY(kv_plan(spec, &plan));
     e->info.kv_bytes = (uint64_t)(plan.window_bytes + plan.compressed_bytes + plan.index_bytes);
     e->info.state_bytes = (uint64_t)plan.state_bytes;
     return FST_OK;
@@ -170,8 +202,7 @@ static enum fst_status size_kv(fst_engine *e, const struct fst_engine_opts *o,
     X(draft_ids, n_req *KERN_GAMMA_MAX)                                                            \
     X(draft_committed, n_req)                                                                      \
     X(draft_draw, n_req)                                                                           \
-    X(draft_out_pos, n_req)                                                                        \
-    X(draft_conf, n_req *KERN_GAMMA_MAX)
+    X(draft_out_pos, n_req)
 
 static enum fst_status step_arrays(fst_engine *e)
 {
@@ -199,94 +230,127 @@ static enum fst_status step_arrays(fst_engine *e)
                                     .draw = e->draft_draw,
                                     .out_pos = e->draft_out_pos,
                                     .ids = e->draft_ids,
-                                    .conf = e->draft_conf};
+                                    /* static verification uses no confidence: not computed */
+                                    .conf = NULL};
     e->info.workspace_bytes += bytes;
     return FST_OK;
 }
 
 /* ------------------------------------------------------------------ open, close */
 
-static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o)
+/* The words of the options, as numbers. */
+struct choices {
+    int layout, key, precision, chunk;
+};
+
+static enum fst_status read_choices(fst_engine *e, const struct fst_engine_opts *o,
+                                    struct choices *c)
 {
-    static const char *const layouts[] = {"unified-fp8", "unified-bf16"};
+    static const char *const layouts[] = {"unified-fp8", "unified-bf16", "paged"};
     static const char *const keys[] = {"fp4", "fp8"};
     static const char *const precisions[] = {"native", "reference"};
-    static const char *const devices[] = {"cpu"};
-    const struct model_config *c;
-    struct kv_spec spec;
-    struct model_opts mo;
-    int layout, key, precision, device, threads, chunk, block;
+    static const char *const devices[] = {"cpu", "cuda", "hip"};
+    int device;
 
     FST_TRY(word("--device", o->device, "cpu", devices, FST_COUNT(devices), &device));
-    FST_TRY(word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts), &layout));
-    FST_TRY(word("--index-keys", o->index_keys, "fp4", keys, FST_COUNT(keys), &key));
+    if (device != 0)
+        return fst_error(FST_EMACHINE, "--device %s: this build has no %s backend; use cpu",
+                         devices[device], devices[device]);
     FST_TRY(
-        word("--precision", o->precision, "native", precisions, FST_COUNT(precisions), &precision));
-    FST_TRY(kernels_select(&e->kernels, precision ? o->kernels ? o->kernels : "ref" : o->kernels,
-                           (enum precision)precision));
-    FST_TRY(weights_open(&e->weights, o->model_dir, NULL));
-    c = &e->weights->config;
-    FST_TRY(pick_drafting(e, o, c));
-
-    chunk = o->chunked_prefill_size ? o->chunked_prefill_size : 512;
-    if (chunk < 1 || chunk > 65536)
-        return fst_error(FST_EINVAL, "--chunked-prefill-size must be in [1, 65536], got %d", chunk);
+        word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts), &c->layout));
+    if (c->layout == 2)
+        return fst_error(FST_EUNSUPPORTED,
+                         "--kv-layout paged is not built; known: unified-fp8, unified-bf16");
+    FST_TRY(word("--index-keys", o->index_keys, "fp4", keys, FST_COUNT(keys), &c->key));
+    FST_TRY(word("--precision", o->precision, "native", precisions, FST_COUNT(precisions),
+                 &c->precision));
+    c->chunk = o->chunked_prefill_size ? o->chunked_prefill_size : 512;
+    if (c->chunk < 1 || c->chunk > 65536)
+        return fst_error(FST_EINVAL, "--chunked-prefill-size must be in [1, 65536], got %d",
+                         c->chunk);
     if (o->threads < 0 || o->threads > 256)
         return fst_error(FST_EINVAL, "--threads must be in [0, 256], got %d", o->threads);
     if (o->max_queued_requests < 0)
         return fst_error(FST_EINVAL, "--max-queued-requests must be positive, got %d",
                          o->max_queued_requests);
+    e->info.device = devices[device];
+    e->info.kv_layout = c->precision ? "unified-f32" : layouts[c->layout];
+    e->info.index_keys = c->precision ? "f32" : keys[c->key];
+    e->info.precision = precisions[c->precision];
+    e->info.chunked_prefill_size = c->chunk;
+    e->info.max_queued_requests = o->max_queued_requests ? o->max_queued_requests : 1024;
+    return FST_OK;
+}
 
-    model_kv_spec(e->weights, e->drafting, &spec);
-    spec.format = precision ? ROW_F32 : layout ? ROW_BF16 : ROW_FP8;
-    spec.index_format = precision ? INDEX_F32 : key ? INDEX_FP8 : INDEX_FP4;
-    FST_TRY(size_kv(e, o, c, &spec));
-    FST_TRY(kv_init(&e->kv, &spec));
-
-    block = e->gamma + 1;
-    e->window = c->window;
-    e->limits = (struct sched_limits){
-        .max_rows = chunk + e->max_running * block,
-        .prefill_rows = chunk,
-        .prefill_rows_while_decoding = FST_MAX(1, chunk / 4),
-        /* 64 rows more than decoding ever needs: prompt scoring goes in pieces of that size. */
-        .max_logits = e->max_running * block + 64};
-    FST_TRY(pool_new(&e->pool, o->threads));
-    threads = pool_threads(e->pool);
-    mo = (struct model_opts){.kernels = &e->kernels,
-                             .stream = &e->stream,
-                             .max_rows = e->limits.max_rows,
-                             .max_logits = e->limits.max_logits,
-                             .max_requests = e->max_running,
-                             .context_length = spec.context_length,
-                             .drafting = e->drafting,
-                             .profile = o->profile};
-    FST_TRY(stream_init(&e->stream, e->pool, (enum precision)precision,
-                        model_scratch_bytes(e->weights, &mo, threads)));
-    FST_TRY(model_open(&e->model, e->weights, &mo));
-    FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
-                        o->masked_ids, (int)o->n_masked_ids));
-    FST_TRY(step_arrays(e));
+static void fill_info(fst_engine *e)
+{
+    const struct model_config *c = &e->weights->config;
 
     snprintf(e->info.model_type, sizeof e->info.model_type, "%s", c->model_type);
     e->info.kernels = e->kernels.name;
-    e->info.device = devices[device];
-    e->info.kv_layout = precision ? "unified-f32" : layouts[layout];
-    e->info.index_keys = precision ? "f32" : keys[key];
-    e->info.precision = precisions[precision];
     e->info.vocab_size = c->vocab_size;
     e->info.eos_id = c->eos_id;
     e->info.bos_id = c->bos_id;
     e->info.gamma = e->gamma;
-    e->info.threads = threads;
+    e->info.threads = pool_threads(e->pool);
     e->info.max_running_requests = e->max_running;
-    e->info.max_queued_requests = o->max_queued_requests ? o->max_queued_requests : 1024;
-    e->info.chunked_prefill_size = chunk;
     e->info.weight_bytes = (uint64_t)e->weights->bytes;
     e->info.n_tensors = (uint64_t)e->weights->n_tensors;
-    e->info.workspace_bytes += e->stream.scratch_bytes;
     e->stats.slots_total = e->kv.spec.n_slots;
     e->stats.kv_tokens_total = e->kv.spec.n_pages * KERN_PAGE;
+}
+
+static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o)
+{
+    const struct model_config *c;
+    struct choices ch;
+    struct kv_spec spec;
+    struct model_opts mo;
+    size_t scratch, work;
+    int requests = o->max_running_requests > 0 ? FST_MIN(o->max_running_requests, 4096) : 16;
+
+    FST_TRY(read_choices(e, o, &ch));
+    FST_TRY(kernels_select(&e->kernels, ch.precision && !o->kernels ? "ref" : o->kernels,
+                           (enum precision)ch.precision));
+    FST_TRY(weights_open(&e->weights, o->model_dir, NULL));
+    c = &e->weights->config;
+    FST_TRY(pick_drafting(e, o, c));
+    FST_TRY(pool_new(&e->pool, o->threads));
+
+    e->window = c->window;
+    e->limits = (struct sched_limits){
+        .max_rows = ch.chunk + requests * (e->gamma + 1),
+        .prefill_rows = ch.chunk,
+        .prefill_rows_while_decoding = FST_MAX(1, ch.chunk / 4),
+        /* 64 rows more than decoding ever needs: prompt scoring goes in pieces of that size. */
+        .max_logits = requests * (e->gamma + 1) + 64};
+    mo = (struct model_opts){.kernels = &e->kernels,
+                             .stream = &e->stream,
+                             .max_rows = e->limits.max_rows,
+                             .max_logits = e->limits.max_logits,
+                             .max_requests = requests,
+                             .context_length =
+                                 o->context_length > 0 ? o->context_length : c->max_positions,
+                             .drafting = e->drafting,
+                             .heartbeat = &e->heartbeat,
+                             .profile = o->profile};
+    scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
+    work = model_work_bytes(e->weights, &mo);
+    model_kv_spec(e->weights, e->drafting, &spec);
+    spec.format = ch.precision ? ROW_F32 : ch.layout ? ROW_BF16 : ROW_FP8;
+    spec.index_format = ch.precision ? INDEX_F32 : ch.key ? INDEX_FP8 : INDEX_FP4;
+    FST_TRY(size_kv(e, o, c, (double)scratch + (double)work, &spec));
+    mo.context_length = spec.context_length;
+
+    FST_TRY(kv_init(&e->kv, &spec));
+    scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
+    FST_TRY(stream_init(&e->stream, e->pool, (enum precision)ch.precision, scratch));
+    FST_TRY(model_open(&e->model, e->weights, &mo));
+    FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
+                        o->masked_ids, (int)o->n_masked_ids));
+    FST_TRY(step_arrays(e));
+    e->info.workspace_bytes += scratch + work;
+    fill_info(e);
     return FST_OK;
 }
 
@@ -316,7 +380,7 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
     e->info.model_dir = e->model_dir;
     if ((rc = open_model(e, o)) < 0)
         goto out;
-    e->door = door_new(e->info.max_queued_requests, random_seed(o));
+    e->door = door_new(e->info.max_queued_requests, available_memory() / 4, random_seed(o));
     if (!e->door) {
         rc = fst_error(FST_ENOMEM, "engine: no memory");
         goto out;
@@ -383,6 +447,7 @@ void fst_engine_get_stats(const fst_engine *e, struct fst_engine_stats *out)
     *out = e->door->stats;
     out->waiting = e->door->n_waiting;
     pthread_mutex_unlock(&e->door->lock);
+    out->heartbeat_ns = atomic_load(&e->heartbeat);
     out->now_ns = engine_now_ns();
 }
 

@@ -32,6 +32,7 @@ struct door {
     bool reset_spec;           /* forget the speculation statistics at the next step */
     fst_request *first, *last; /* submitted, not yet seen by the engine */
     int n_waiting;             /* those and the engine's own waiting list */
+    uint64_t request_bytes, max_request_bytes; /* arrays of living requests, and their bound */
     int max_waiting;
     bool kick; /* something to look at: cancel, quit */
     struct fst_engine_stats stats;
@@ -50,6 +51,7 @@ struct fst_request {
     int32_t end_ids[ENGINE_END_IDS]; /* eos and stop ids: banned below min_new_tokens */
     int n_end_ids;
     int32_t eos_id;
+    int64_t n_scored;   /* prompt rows that were scored (a resumed request is not scored again) */
     bool scores_prompt; /* prompt rows give log-probabilities or go to a call-back */
     int64_t max_new;    /* after clamping */
     int64_t submit_ns, deadline_ns, admit_ns, first_ns, last_ns;
@@ -62,6 +64,7 @@ struct fst_request {
     float *prompt_logprobs;    /* (n_prompt) or NULL */
     struct sample_top *prompt_top;
     void *block; /* owned: the arrays above */
+    uint64_t block_bytes, counted_bytes;
 
     /* engine's thread */
     int slot; /* 0: none */
@@ -130,9 +133,10 @@ struct fst_engine {
     int64_t *draft_committed;
     struct draw_params *draft_draw;
     uint32_t *draft_out_pos;
-    float *draft_conf;
     void *block;                   /* owned: the arrays above */
     struct fst_engine_stats stats; /* copied to the door after each step */
+    _Atomic int64_t heartbeat;     /* of the model, inside a step */
+    int64_t step_draft_ns;         /* drafting and injection of this step */
     int64_t window_ns;             /* decode window of 40 steps */
     uint64_t window_tokens;
     int window_steps;
@@ -146,7 +150,7 @@ static inline int64_t engine_now_ns(void)
 }
 
 /* door.c */
-struct door *door_new(int max_waiting, uint64_t seed);
+struct door *door_new(int max_waiting, uint64_t max_request_bytes, uint64_t seed);
 void door_ref(struct door *d);
 void door_unref(struct door *d);
 void door_kick(struct door *d);

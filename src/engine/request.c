@@ -87,6 +87,7 @@ static enum fst_status request_arrays(fst_request *r, int gamma)
                    (scored ? n_prompt * n_ptop * sizeof *r->prompt_top : 0) + 5 * 16;
     uint8_t *p;
 
+    r->block_bytes = bytes;
     r->block = mem_alloc(bytes);
     if (!r->block)
         return fst_error(FST_ENOMEM, "request: no memory for %zu bytes", bytes);
@@ -121,6 +122,9 @@ static uint64_t next_seed(struct door *d)
 
 static void request_destroy(fst_request *r)
 {
+    pthread_mutex_lock(&r->door->lock);
+    r->door->request_bytes -= r->counted_bytes;
+    pthread_mutex_unlock(&r->door->lock);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->pub_lock);
     mem_free(r->block);
@@ -178,7 +182,11 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
         rc = fst_error(FST_ESHUTDOWN, "server shutting down");
     else if (d->n_waiting >= d->max_waiting)
         rc = fst_error(FST_EFULL, "The request queue is full.");
+    else if (d->n_waiting > 0 && d->request_bytes + r->block_bytes > d->max_request_bytes)
+        rc = fst_error(FST_EFULL, "The request queue is full (%llu MiB of requests).",
+                       (unsigned long long)(d->request_bytes >> 20));
     else {
+        d->request_bytes += r->counted_bytes = r->block_bytes;
         if (d->last)
             d->last->next = r;
         else

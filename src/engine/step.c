@@ -187,19 +187,18 @@ static void make_room(fst_engine *e)
         r->n_draft = 0;
         if (e->drafting && !r->o.no_drafting && decoding(r))
             r->n_draft = spec_room(e->gamma, r->n_committed, e->context_length);
+        /* Drafts are a luxury, the anchor is not: nobody loses his place for a draft.  The oldest
+         * request always fits, so one that goes itself had others before it. */
         while (kv_reserve(&e->kv, r->slot, r->n_known + r->n_draft) < 0) {
-            if (e->n_running - 1 == i) {
-                /* Alone at the end of the line: drafts are a luxury, the anchor is not.  The oldest
-                 * request always fits, so this one only waits when others are before it. */
-                if (r->n_draft > 0) {
-                    r->n_draft = 0;
-                    continue;
-                }
-                FST_ASSERT(i > 0);
-                retract_last(e);
-                break;
+            bool last = e->n_running - 1 == i;
+            if (r->n_draft > 0) {
+                r->n_draft = 0;
+                continue;
             }
+            FST_ASSERT(!last || i > 0);
             retract_last(e);
+            if (last)
+                break;
         }
     }
 }
@@ -236,7 +235,8 @@ static enum fst_status draft(fst_engine *e)
                (size_t)r->n_draft * sizeof *r->ids);
     }
     e->stats.draft_rounds += (uint64_t)b->n;
-    e->stats.draft_ns += (uint64_t)(engine_now_ns() - t);
+    e->stats.draft_steps++;
+    e->step_draft_ns += engine_now_ns() - t;
     return FST_OK;
 }
 
@@ -313,6 +313,9 @@ static bool score_prompt(fst_engine *e, fst_request *r, const struct step_span *
         int64_t pos = r->n_committed + i;
         if (pos >= r->n_prompt)
             break;
+        if (pos < r->n_scored)
+            continue;
+        r->n_scored = pos + 1;
         pthread_mutex_lock(&r->pub_lock);
         if (r->o.on_prompt_logits)
             go_on = r->o.on_prompt_logits(r->o.on_prompt_logits_ud, pos, l, vocab);
@@ -451,7 +454,7 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
     if (n_inject > 0) {
         int64_t t = engine_now_ns();
         FST_TRY(model_inject(e->model, &e->kv, rows, e->inject_row, n_inject));
-        e->stats.draft_ns += (uint64_t)(engine_now_ns() - t);
+        e->step_draft_ns += engine_now_ns() - t;
     }
     return FST_OK;
 }
@@ -489,7 +492,18 @@ static void count_step(fst_engine *e, int64_t start_ns, const struct step *step)
     }
     e->stats.steps++;
     e->stats.step_ns += took;
-    *(prefill ? &e->stats.prefill_ns : verify ? &e->stats.verify_ns : &e->stats.decode_ns) += took;
+    e->stats.draft_ns += (uint64_t)e->step_draft_ns;
+    took -= FST_MIN(took, (uint64_t)e->step_draft_ns);
+    if (prefill) {
+        e->stats.prefill_ns += took;
+        e->stats.prefill_steps_n++;
+    } else if (verify) {
+        e->stats.verify_ns += took;
+        e->stats.verify_steps_n++;
+    } else {
+        e->stats.decode_ns += took;
+        e->stats.decode_steps_n++;
+    }
     e->stats.last_step_ns = now;
     if (!decode)
         return;
@@ -543,6 +557,7 @@ static void one_step(fst_engine *e)
     int n_logits;
     enum fst_status rc;
 
+    e->step_draft_ns = 0;
     make_room(e);
     if ((rc = draft(e)) < 0)
         goto fault;

@@ -24,8 +24,10 @@ struct model_opts {
     int max_logits;                /* rows of one step that give logits */
     int max_requests;              /* requests of one draft batch */
     int64_t context_length;
-    bool drafting; /* workspace and windows for DSpark */
-    bool profile;  /* keep model_timings */
+    bool drafting;              /* workspace and windows for DSpark */
+    _Atomic int64_t *heartbeat; /* borrowed, may be NULL: set to CLOCK_MONOTONIC ns before each
+                                      block, so that a watchdog sees life inside a long step */
+    bool profile;               /* keep model_timings */
 };
 
 /* Take ownership of nothing but memory: weights are borrowed and outlive the model.  FST_ENOMEM;
@@ -33,6 +35,8 @@ struct model_opts {
 enum fst_status model_open(struct model **out, const struct weights *w, const struct model_opts *o);
 void model_free(struct model *m);
 size_t model_scratch_bytes(const struct weights *w, const struct model_opts *o, int n_threads);
+/* Bytes that model_open will allocate for these options. */
+size_t model_work_bytes(const struct weights *w, const struct model_opts *o);
 const struct model_config *model_config_of(const struct model *m);
 
 /* Layer classes and sizes of this model for kv_init (target layers, then stages if drafting);

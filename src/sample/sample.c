@@ -114,36 +114,68 @@ static void top_logprobs(struct sampler *s, const float *logits, float lse, int 
     }
 }
 
-/* Overwrite with -inf what top-k, top-p and min-p leave out. */
+/* exp((l - max)/T) is below 2^-57 of the best from here on: not a bit of the sum in double. */
+#define FAR_BELOW -40.0
+
+static double mass(const float *logits, const int32_t *order, int n, double max, double inv)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        double x = ((double)logits[order ? order[i] : i] - max) * inv;
+        if (x > FAR_BELOW)
+            sum += exp(x);
+    }
+    return sum;
+}
+
+/* How many of the n best (in s->order) stay; *whole when more than n may have to. */
+static int count_kept(struct sampler *s, const float *logits, const struct sample_params *p, int n,
+                      double sum, bool *whole)
+{
+    double max = (double)logits[s->order[0]], inv = 1.0 / (double)p->temperature, cum = 0;
+    int kept = n;
+
+    *whole = true;
+    if (p->top_p < 1.0f)
+        for (kept = 0; kept < n;) { /* shortest prefix whose mass reaches top_p */
+            cum += exp(((double)logits[s->order[kept++]] - max) * inv) / sum;
+            if (cum >= (double)p->top_p) {
+                *whole = false;
+                break;
+            }
+        }
+    if (p->min_p > 0.0f)
+        for (int i = 1; i < kept; i++)
+            if (exp(((double)logits[s->order[i]] - max) * inv) < (double)p->min_p) {
+                *whole = false;
+                return i;
+            }
+    return kept;
+}
+
+/* Overwrite with -inf what top-k, top-p and min-p leave out.  The kept set is nearly always a few
+ * ids, so the best 64 are sorted out of the vocabulary first and more only when they do not do. */
 static void keep_set(struct sampler *s, float *logits, const struct sample_params *p)
 {
-    int k = p->top_k > 0 ? FST_MIN(p->top_k, s->vocab) : s->vocab;
-    int n = best_k(logits, s->vocab, s->order, k);
-    double max = (double)logits[s->order[0]], sum = 0, cum = 0;
-    double inv = 1.0 / (double)p->temperature;
+    bool top_k = p->top_k > 0 && p->top_k < s->vocab, whole;
+    int want = top_k ? p->top_k : FST_MIN(64, s->vocab), n, kept;
+    double inv = 1.0 / (double)p->temperature, sum = 0;
 
-    for (int i = 0; i < n; i++)
-        sum += exp(((double)logits[s->order[i]] - max) * inv);
-    if (p->top_p < 1.0f) {
-        int kept = 0;
-        while (kept < n) { /* shortest prefix whose mass reaches top_p */
-            cum += exp(((double)logits[s->order[kept++]] - max) * inv) / sum;
-            if (cum >= (double)p->top_p)
-                break;
-        }
-        n = kept;
+    for (;;) {
+        n = best_k(logits, s->vocab, s->order, want);
+        if (sum == 0)
+            sum = mass(logits, top_k ? s->order : NULL, top_k ? n : s->vocab,
+                       (double)logits[s->order[0]], inv);
+        kept = count_kept(s, logits, p, n, sum, &whole);
+        if (!whole || top_k || n == s->vocab)
+            break;
+        want = FST_MIN(8 * want, s->vocab);
     }
-    if (p->min_p > 0.0f) {
-        int kept = 1;
-        while (kept < n && exp(((double)logits[s->order[kept]] - max) * inv) >= (double)p->min_p)
-            kept++;
-        n = kept;
-    }
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < kept; i++)
         s->saved[i] = logits[s->order[i]];
     for (int v = 0; v < s->vocab; v++)
         logits[v] = -INFINITY;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < kept; i++)
         logits[s->order[i]] = s->saved[i];
 }
 

@@ -97,6 +97,12 @@ size_t model_scratch_bytes(const struct weights *w, const struct model_opts *o, 
     return 65536 + (size_t)o->max_rows * 4096;
 }
 
+size_t model_work_bytes(const struct weights *w, const struct model_opts *o)
+{
+    (void)w;
+    return (size_t)o->max_logits * VOCAB * sizeof(float);
+}
+
 enum fst_status model_open(struct model **out, const struct weights *w, const struct model_opts *o)
 {
     struct model *m = mem_calloc(1, sizeof *m);
@@ -682,7 +688,7 @@ static void test_bad_options(void **state)
 {
     (void)state;
     refuse_open((struct fst_engine_opts){.kv_layout = "x"}, FST_EINVAL,
-                "--kv-layout: unknown value \"x\"; known: unified-fp8, unified-bf16");
+                "--kv-layout: unknown value \"x\"; known: unified-fp8, unified-bf16, paged");
     refuse_open((struct fst_engine_opts){.spec_algorithm = "EAGLE"}, FST_EINVAL, "DSpark drafter");
     refuse_open((struct fst_engine_opts){.spec_block_size = 6}, FST_EINVAL, "[1, 5]");
     refuse_open((struct fst_engine_opts){.verify_mode = "compact"}, FST_EUNSUPPORTED, "compact");
@@ -692,7 +698,13 @@ static void test_bad_options(void **state)
     refuse_open((struct fst_engine_opts){.chunked_prefill_size = -1}, FST_EINVAL,
                 "--chunked-prefill-size");
     refuse_open((struct fst_engine_opts){.threads = 1000}, FST_EINVAL, "--threads");
-    refuse_open((struct fst_engine_opts){.device = "cuda"}, FST_EINVAL, "known: cpu");
+    refuse_open((struct fst_engine_opts){.device = "cuda"}, FST_EMACHINE, "no cuda backend");
+    refuse_open((struct fst_engine_opts){.device = "tpu"}, FST_EINVAL, "known: cpu, cuda, hip");
+    refuse_open((struct fst_engine_opts){.kv_layout = "paged"}, FST_EUNSUPPORTED, "not built");
+    refuse_open((struct fst_engine_opts){.max_total_tokens = INT64_C(1) << 50}, FST_EINVAL,
+                "--max-total-tokens must be in");
+    refuse_open((struct fst_engine_opts){.max_total_tokens = INT64_C(1) << 37}, FST_EBUDGET,
+                "GiB of memory are available");
 }
 
 /* Opening fails cleanly at every allocation. */

@@ -182,6 +182,75 @@ static void test_place(void **state)
     sample_release(&s);
 }
 
+static const float *sort_by;
+static int by_logit(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    if (sort_by[x] != sort_by[y])
+        return sort_by[x] > sort_by[y] ? -1 : 1;
+    return x < y ? -1 : 1;
+}
+
+/* Kept sets of a large vocabulary, from a handful to nearly all, against a full sort: the draw over
+ * the set must be the draw of sample_rows. */
+static void test_large(void **state)
+{
+    enum { V = 5000 };
+    static float l[V], work[V];
+    static int32_t order[V];
+    struct sampler s = make(V, NULL, 0);
+    struct test_rng r = {.s = 8};
+    int wide = 0;
+
+    (void)state;
+    for (int k = 0; k < 300; k++) {
+        struct sample_params p = {.temperature = 0.3f + 0.3f * (float)test_below(&r, 8),
+                                  .top_p = k % 4 ? 0.05f + 0.11f * (float)test_below(&r, 9) : 1.0f,
+                                  .min_p = k % 3 ? 0.0f : 0.02f * (float)test_below(&r, 6),
+                                  .top_k = k % 5 ? -1 : 1 + test_below(&r, 3000),
+                                  .seed = test_next(&r)};
+        struct draw_params d = {.temperature = p.temperature, .seed = p.seed};
+        struct sample_row row = {.params = &p, .out_pos = (uint32_t)k};
+        struct draw_args a = {
+            .logits = work, .draw = &d, .out_pos = &row.out_pos, .n = 1, .vocab = V};
+        float spread = 0.5f + (float)test_below(&r, 12), lse;
+        double sum = 0, cum = 0, max;
+        int n = p.top_k > 0 ? p.top_k : V, kept;
+        int32_t id;
+
+        for (int v = 0; v < V; v++) { /* steps of 1/64: many ties */
+            l[v] = spread * (float)test_below(&r, 64) / 64.0f;
+            order[v] = v;
+        }
+        sort_by = l;
+        qsort(order, V, sizeof *order, by_logit);
+        max = (double)l[order[0]];
+        for (int i = 0; i < n; i++)
+            sum += exp(((double)l[order[i]] - max) / (double)p.temperature);
+        for (kept = 0; kept < n;) {
+            cum += exp(((double)l[order[kept++]] - max) / (double)p.temperature) / sum;
+            if (p.top_p < 1 && cum >= (double)p.top_p)
+                break;
+        }
+        if (p.min_p > 0)
+            while (kept > 1 && exp(((double)l[order[kept - 1]] - max) / (double)p.temperature) <
+                                   (double)p.min_p)
+                kept--;
+        wide += kept > 64;
+        for (int v = 0; v < V; v++)
+            work[v] = -INFINITY;
+        for (int i = 0; i < kept; i++)
+            work[order[i]] = l[order[i]];
+        a.id = &id;
+        a.lse = &lse;
+        ref.draw(&a, &stream);
+        assert_int_equal(sample_rows(&s, l, &row, 1), FST_OK);
+        assert_int_equal(row.id, id);
+    }
+    assert_true(wide > 50);
+    sample_release(&s);
+}
+
 static void test_score(void **state)
 {
     struct sampler s = make(5, NULL, 0);
@@ -204,7 +273,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy), cmocka_unit_test(test_masks),
         cmocka_unit_test(test_nan),    cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_place),  cmocka_unit_test(test_score),
+        cmocka_unit_test(test_place),  cmocka_unit_test(test_large),
+        cmocka_unit_test(test_score),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

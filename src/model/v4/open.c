@@ -125,6 +125,22 @@ static void lay_out(struct model *m, struct carve *v)
     w->pick = ints(v, n, 1);
 }
 
+size_t model_work_bytes(const struct weights *w, const struct model_opts *o)
+{
+    struct model *m = mem_calloc(1, sizeof *m);
+    struct carve count = {0};
+    if (!m)
+        return SIZE_MAX;
+    m->w = w;
+    m->c = &w->config;
+    m->opts = *o;
+    m->n_stages = o->drafting ? w->n_stages : 0;
+    m->max_rows = rows_of(w, o);
+    lay_out(m, &count);
+    mem_free(m);
+    return count.used;
+}
+
 static struct expert_mats *view(struct v4_layer *l, const struct layer_weights *w, int n_experts,
                                 int pool, struct expert_mats *mats)
 {

@@ -67,6 +67,8 @@ int64_t v4_now(void);
 #define V4_RUN(entry, args)                                                                        \
     static inline enum fst_status v4_run_##entry(struct model *m, const args *a)                   \
     {                                                                                              \
+        if (m->opts.heartbeat)                                                                     \
+            *m->opts.heartbeat = v4_now();                                                         \
         if (!m->opts.profile)                                                                      \
             return m->kernels->entry(a, m->stream);                                                \
         int64_t start = v4_now();                                                                  \
