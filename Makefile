@@ -39,7 +39,7 @@ test-tsan: # all tests under TSan
 	@$(SMALL) TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 tests/run build/tsan --no-lint
 
 test-long: # the same tests at full size; resumes where it was stopped
-	@scripts/setup test
+	@scripts/setup long || scripts/setup test
 	@$(call BUILD,release)
 	@FST_TEST_SIZE=long tests/run build --long
 

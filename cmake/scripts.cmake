@@ -21,6 +21,9 @@ foreach(lint layers banned headers size readmes tour glossary paths formatting s
 endforeach()
 fst_script_test(lint_runner lint tests/run --self-test)
 
+# The bundled model on held-out items; FST_TEST_SIZE=long takes them from generators that need packages.
+fst_script_test(kindling_quality long tests/python tests/long/kindling_quality.py)
+
 # Black-box tests: test_*.py need Python alone, peer_*.py packages of tests/api/requirements.txt.
 file(GLOB api CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/api/test_*.py)
 foreach(f ${api})
