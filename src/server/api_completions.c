@@ -137,7 +137,7 @@ static void put_logprobs(const struct gen_choice *c, struct buf *b, bool prompt,
 {
     const struct gen *g = c->g;
     const struct gen_params *p = gen_params_of(c);
-    const struct fst_request_view *v = &c->view;
+    const struct fst_request_view *v = &c->view, *pv = gen_prompt_view(c);
     const struct tokenizer_ids *ids = &g->prompts[c->prompt];
     struct buf tokens = {0}, lp = {0}, top = {0}, at = {0}, text = {0};
     struct utf8_stream u = {0};
@@ -147,10 +147,10 @@ static void put_logprobs(const struct gen_choice *c, struct buf *b, bool prompt,
         bool has = true;
         if (i < n_prompt) {
             t.id = ids->id[i];
-            has = i > 0 && v->prompt_logprobs;
-            t.logprob = has ? v->prompt_logprobs[i] : 0;
-            t.n_top = v->prompt_top && has ? p->prompt_top_logprobs : 0;
-            t.top = t.n_top ? &v->prompt_top[i * (size_t)t.n_top] : NULL;
+            has = i > 0 && pv->prompt_logprobs;
+            t.logprob = has ? pv->prompt_logprobs[i] : 0;
+            t.n_top = pv->prompt_top && has ? p->prompt_top_logprobs : 0;
+            t.top = t.n_top ? &pv->prompt_top[i * (size_t)t.n_top] : NULL;
         } else {
             size_t k = from + i - n_prompt;
             t = (struct token_row){v->ids[k], v->logprobs[k],

@@ -29,8 +29,10 @@ void api_health(struct server *s, struct exch *x)
     double stalled = server_stalled_s(s);
     if (s->state == SERVER_STARTING) {
         uint64_t done = s->load.done, total = s->load.total;
-        buf_printf(&b, "{\"status\":\"starting\",\"loaded_bytes\":%llu,\"total_bytes\":%llu}",
-                   (unsigned long long)done, (unsigned long long)total);
+        buf_printf(&b,
+                   "{\"status\":\"starting\",\"stage\":\"%s\",\"loaded_bytes\":%llu,"
+                   "\"total_bytes\":%llu}",
+                   s->load.what, (unsigned long long)done, (unsigned long long)total);
     } else if (s->state != SERVER_READY) {
         buf_puts(&b, "{\"status\":\"shutting down\"}");
     } else if (stalled > s->o.health_stall_s) {

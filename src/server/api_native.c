@@ -204,7 +204,7 @@ static void put_logprobs(const struct gen_choice *c, struct buf *b, size_t from,
 {
     const struct gen *g = c->g;
     const struct gen_params *p = gen_params_of(c);
-    const struct fst_request_view *v = &c->view;
+    const struct fst_request_view *v = &c->view, *pv = gen_prompt_view(c);
     const struct tokenizer_ids *ids = &g->prompts[c->prompt];
     /* -1: the last prompt token alone, whose entry has no value like every first one. */
     size_t first = p->prompt_logprobs_from >= 0 ? (size_t)p->prompt_logprobs_from : ids->n - 1;
@@ -212,8 +212,8 @@ static void put_logprobs(const struct gen_choice *c, struct buf *b, size_t from,
     for (size_t i = first; i < ids->n; i++) {
         if (i > first)
             buf_putc(b, ',');
-        bool has = i > first && v->prompt_logprobs && isfinite(v->prompt_logprobs[i]);
-        put_entry(g, b, has, has ? v->prompt_logprobs[i] : 0, ids->id[i]);
+        bool has = i > first && pv->prompt_logprobs && isfinite(pv->prompt_logprobs[i]);
+        put_entry(g, b, has, has ? pv->prompt_logprobs[i] : 0, ids->id[i]);
     }
     buf_puts(b, "],\"output_token_logprobs\":[");
     for (size_t i = from; i < to; i++) {
@@ -229,7 +229,7 @@ static void put_logprobs(const struct gen_choice *c, struct buf *b, size_t from,
     for (size_t i = first; i < ids->n; i++) {
         if (i > first)
             buf_putc(b, ',');
-        put_top(g, b, i > first && v->prompt_top ? &v->prompt_top[i * n] : NULL, (int)n);
+        put_top(g, b, i > first && pv->prompt_top ? &pv->prompt_top[i * n] : NULL, (int)n);
     }
     buf_puts(b, "],\"output_top_logprobs\":[");
     for (size_t i = from; i < to; i++) {

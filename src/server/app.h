@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "base/json.h"
+#include "base/rng.h"
 #include "server/http.h"
 #include "server/loop.h"
 #include "server/metrics.h"
@@ -33,6 +34,7 @@ struct server {
     int n_gens;
     uint64_t handles_taken, handles_given; /* engine requests submitted, freed */
     struct metrics m;
+    struct rng seeds; /* of prompts that bring none */
     int64_t drain_deadline_ms;
     bool cancelled_all;
     int64_t last_log_ns;
@@ -50,6 +52,7 @@ struct server {
         enum fst_status rc;
         char message[1024];
         _Atomic uint64_t done, total;
+        const char *_Atomic what; /* "tokenizer", "checkpoint", "warm-up" */
     } load;
 };
 
@@ -112,7 +115,7 @@ void api_abort(struct server *s, struct exch *x);
 void api_internal_state(struct server *s, struct exch *x);
 void api_flush_cache(struct server *s, struct exch *x);
 
-/* Seconds since the engine's last step while work waits; 0 when all is well or idle. */
+/* Seconds since the engine's last sign of life (a block of a step) while work waits; 0 when idle. */
 double server_stalled_s(const struct server *s);
 struct fst_engine_stats server_stats(const struct server *s); /* zeros before READY */
 

@@ -18,6 +18,7 @@
 enum {
     PENDING_MAX = 1 << 20, /* pipelined bytes kept while busy; above it we stop reading */
     LINGER_MS = 2000,
+    STUCK_MS = 30000, /* a reader may take nothing of the last answer for so long */
     PROBE_MS = 1000,
     HEADERS_MAX = 1000 /* fields: also bounded by max_header */
 };
@@ -51,6 +52,7 @@ struct conn {
     int64_t since_ms;     /* idle since, or first byte of the request */
     int64_t last_byte_ms; /* of the body */
     int64_t linger_until, probed_ms;
+    size_t queued; /* bytes in the write queue at the last tick of a lingering connection */
 };
 
 enum { IN_SIZE = 64 << 10 };
@@ -63,6 +65,7 @@ struct write {
 
 static void conn_process(struct conn *c);
 static void finish_exchange(struct conn *c);
+static void linger(struct conn *c);
 
 static const struct http_limits *limits(const struct conn *c)
 {
@@ -134,8 +137,15 @@ void conn_close_idle(struct conn *c)
 {
     if (c->busy)
         c->x.keep_alive = false;
+    else if (!c->message_started && conn_is_writing(c))
+        linger(c); /* its last answer is still leaving */
     else if (!c->message_started && !c->lingering)
         conn_close(c);
+}
+
+bool conn_is_writing(const struct conn *c)
+{
+    return !c->closing && uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp) > 0;
 }
 
 /* ------------------------------------------------------------------ writing */
@@ -575,6 +585,14 @@ static int cb_done(llhttp_t *p)
 
 /* ------------------------------------------------------------------ the state machine */
 
+/* Enough is pipelined.  A hang-up is not read any more: it is looked for in other ways. */
+static void pause_reading(struct conn *c)
+{
+    uv_read_stop((uv_stream_t *)&c->tcp);
+    c->reading = false;
+    loop_check_soon(c->loop);
+}
+
 /* Parse `pending` and dispatch, one request after the other, until a handler is busy. */
 static void conn_process(struct conn *c)
 {
@@ -619,8 +637,7 @@ static void conn_process(struct conn *c)
             c->pending.len -= used;
         }
         if (c->busy && c->pending.len > PENDING_MAX && c->reading) {
-            uv_read_stop((uv_stream_t *)&c->tcp);
-            c->reading = false;
+            pause_reading(c);
         } else if (!c->busy && !c->eof && !c->reading) {
             start_reading(c);
         }
@@ -651,7 +668,7 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
         if (c->lingering) {
             conn_close(c);
         } else if (c->busy) {
-            loop_half_closed(c->loop);
+            loop_check_soon(c->loop);
         } else if (c->message_started) {
             conn_close(c); /* gone in the middle of a request */
         } else {
@@ -671,10 +688,8 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
         return;
     }
     if (c->busy) {
-        if (c->pending.len > PENDING_MAX) {
-            uv_read_stop(s);
-            c->reading = false;
-        }
+        if (c->pending.len > PENDING_MAX)
+            pause_reading(c);
         return;
     }
     conn_process(c);
@@ -769,9 +784,11 @@ void conn_tick(struct conn *c, int64_t now)
     if (c->closing)
         return;
     if (c->lingering) {
-        if (now >= c->linger_until && !uv_stream_get_write_queue_size((uv_stream_t *)&c->tcp))
-            conn_close(c);
-        else if (now >= c->linger_until + 30000) /* a reader that takes nothing of the answer */
+        size_t queued = uv_stream_get_write_queue_size((uv_stream_t *)&c->tcp);
+        if (queued != c->queued) /* a slow reader, but one that takes something */
+            c->linger_until = now + LINGER_MS;
+        c->queued = queued;
+        if (now >= c->linger_until + (queued ? STUCK_MS : 0))
             conn_close(c);
     } else if (c->busy) {
         if (c->x.on_tick)
@@ -789,9 +806,9 @@ void conn_tick(struct conn *c, int64_t now)
     }
 }
 
-bool conn_is_half_closed(const struct conn *c)
+bool conn_is_deaf(const struct conn *c)
 {
-    return c->eof && c->busy && !c->closing;
+    return c->busy && !c->closing && !c->reading;
 }
 
 void conn_check_peer(struct conn *c, const struct peer_table *t, int64_t now)

@@ -1,5 +1,6 @@
 #include "server/fields.h"
 
+#include <errno.h>
 #include <math.h>
 
 #define CC  (ON_CHAT | ON_COMPLETIONS)
@@ -217,6 +218,36 @@ bool field_int(const struct field_reader *r, const char *name, int64_t lo, int64
                         param, (long long)lo, (long long)hi, (long long)x);
     }
     *out = x;
+    return true;
+}
+
+bool field_seed(const struct field_reader *r, const char *name, uint64_t *out)
+{
+    json_val *v = member(r, name);
+    int64_t x;
+    size_t len = 0;
+    if (!v)
+        return true;
+    if (json_int(v, &x)) {
+        *out = (uint64_t)x;
+        return true;
+    }
+    /* Beyond int64 the spelling is read: a double would lose the low bits. */
+    const char *text = json_number_text(v, &len);
+    size_t digits = text && text[0] == '-' ? 1 : 0;
+    if (!text || len == digits || strspn(text + digits, "0123456789") < len - digits)
+        return field_type_error(r, name, "an integer");
+    errno = 0;
+    uint64_t u = strtoull(text, NULL, 10);
+    if (digits || errno == ERANGE) {
+        char param[160], q[96];
+        full_name(param, r, name);
+        return api_fail(
+            r->e, 400, "invalid_value", param,
+            "%s must be an integer in [-9223372036854775808, 18446744073709551615], got %s", param,
+            api_quote_value(q, v));
+    }
+    *out = u;
     return true;
 }
 

@@ -41,6 +41,8 @@ struct field_reader {
 };
 bool field_int(const struct field_reader *r, const char *name, int64_t lo, int64_t hi,
                int64_t *out);
+/* A seed: -2^63 .. 2^64-1, negative ones as two's complement. */
+bool field_seed(const struct field_reader *r, const char *name, uint64_t *out);
 bool field_real(const struct field_reader *r, const char *name, double lo, bool lo_open, double hi,
                 double *out);
 bool field_bool(const struct field_reader *r, const char *name, bool *out);

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/rng.h"
 #include "base/utf8.h"
 #include "server/fields.h"
 
@@ -15,6 +16,11 @@ const struct gen_params *gen_params_of(const struct gen_choice *c)
 {
     const struct gen *g = c->g;
     return &g->params[g->n_params > 1 ? c->prompt : 0];
+}
+
+const struct fst_request_view *gen_prompt_view(const struct gen_choice *c)
+{
+    return &c[-c->k].view; /* choices of one prompt lie side by side */
 }
 
 bool gen_oom(struct gen *g)
@@ -302,13 +308,17 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.min_new_tokens = p->min_new;
     ro.sampling = p->sampling;
     ro.sampling.choice = (uint32_t)c->k;
+    ro.sampling.seed = c->seed;
+    ro.sampling.has_seed = true;
     ro.ignore_eos = p->ignore_eos;
     ro.stop_ids = p->stop_id;
     ro.n_stop_ids = p->n_stop_ids;
     ro.logprobs = p->logprobs;
     ro.top_logprobs = p->top_logprobs;
-    ro.prompt_logprobs_from = p->prompt_logprobs_from;
-    ro.prompt_top_logprobs = p->prompt_top_logprobs;
+    if (c->k == 0) { /* gen_prompt_view */
+        ro.prompt_logprobs_from = p->prompt_logprobs_from;
+        ro.prompt_top_logprobs = p->prompt_top_logprobs;
+    }
     ro.timeout_s = s->o.request_timeout_s;
     ro.on_change = wake;
     ro.on_change_ud = s->loop;
@@ -324,15 +334,40 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     return true;
 }
 
+/* How many choices there are; 0 after an error: too many, or prompts too long for so many. */
+static int count_choices(struct gen *g)
+{
+    int64_t total = 0, bytes = 0;
+    for (size_t i = 0; i < g->n_prompts; i++) {
+        const struct gen_params *p = &g->params[g->n_params > 1 ? i : 0];
+        int64_t n = (int64_t)g->prompts[i].n;
+        total += p->n;
+        bytes += n * (int64_t)sizeof(int32_t) * p->n;
+        if (p->prompt_logprobs_from >= 0)
+            bytes += n * (int64_t)(sizeof(float) +
+                                   (size_t)p->prompt_top_logprobs * sizeof(struct fst_top_logprob));
+    }
+    if (total > GEN_CHOICES_MAX) {
+        api_fail(&g->err, 400, "invalid_value", "n", "prompts times n must be at most %d, got %lld",
+                 GEN_CHOICES_MAX, (long long)total);
+        return 0;
+    }
+    if (bytes > GEN_COPIES_MAX) {
+        api_fail(
+            &g->err, 400, "invalid_value", "n",
+            "n: prompts and their log-probabilities for %lld choices take %lld MiB, at most %d "
+            "MiB are allowed in one request",
+            (long long)total, (long long)(bytes >> 20), GEN_COPIES_MAX >> 20);
+        return 0;
+    }
+    return (int)total;
+}
+
 static void start(struct gen *g)
 {
     struct server *s = g->s;
-    int total = 0;
-    for (size_t i = 0; i < g->n_prompts; i++)
-        total += g->params[g->n_params > 1 ? i : 0].n;
-    if (total > GEN_CHOICES_MAX) {
-        api_fail(&g->err, 400, "invalid_value", "n", "prompts times n must be at most %d, got %d",
-                 GEN_CHOICES_MAX, total);
+    int total = count_choices(g);
+    if (!total) {
         fail(g);
         return;
     }
@@ -344,17 +379,22 @@ static void start(struct gen *g)
     }
     g->n_choices = total;
     int at = 0;
-    for (size_t i = 0; i < g->n_prompts; i++)
-        for (int k = 0; k < g->params[g->n_params > 1 ? i : 0].n; k++, at++)
+    for (size_t i = 0; i < g->n_prompts; i++) {
+        const struct gen_params *p = &g->params[g->n_params > 1 ? i : 0];
+        /* Choices of one prompt without a seed share one that is drawn here, and differ by their
+         * index alone, so that the seed in the answer gives all of them again.  53 bits pass
+         * through clients that read numbers as doubles. */
+        uint64_t seed = p->sampling.has_seed ? p->sampling.seed : rng_u64(&s->seeds) >> 11;
+        for (int k = 0; k < p->n; k++, at++)
             g->choices[at] = (struct gen_choice){.g = g,
                                                  .index = at,
                                                  .prompt = (int)i,
                                                  .k = k,
+                                                 .seed = seed,
                                                  .matched_id = -1,
                                                  .matched_stop = -1};
-    /* Choices of one prompt without a seed share one: they differ by their index alone. */
+    }
     for (int i = 0; i < total; i++) {
-        g->choices[i].index = i;
         if (!start_choice(g, &g->choices[i])) {
             fail(g);
             return;
@@ -379,6 +419,9 @@ static void start(struct gen *g)
         g->doc = NULL;
     }
     buf_release(&g->body);
+    if (g->has_chat && g->prompt.n_wrapped)
+        log_warn("tool arguments", "id=%s calls=%d no JSON object: rendered as one parameter",
+                 g->id, g->prompt.n_wrapped);
     if (s->o.log_requests_level >= 2 && g->has_chat) {
         char v[512];
         log_info("request prompt", "id=%s text=%s", g->id,
@@ -514,6 +557,11 @@ static void update_choice(struct gen_choice *c)
     }
     if (!ended && v->n - c->fed < (size_t)s->o.stream_interval)
         return;
+    if (c->k > 0 && gen_params_of(c)->prompt_logprobs_from >= 0) {
+        const struct fst_request_view *first = gen_prompt_view(c);
+        if (!first->n && first->finish == FST_FINISH_NONE)
+            return; /* its wake-up looks at this choice again */
+    }
     size_t before = c->fed;
     while (c->fed < v->n && !chat_stream_result(c->st)->stopped) {
         bool is_stop = v->finish == FST_FINISH_STOP && c->fed + 1 == v->n;

@@ -13,6 +13,8 @@
 #include "server/app.h"
 
 enum { GEN_STOPS_MAX = 64, GEN_STOP_BYTES_MAX = 1024, GEN_CHOICES_MAX = 4096 };
+/* Every choice holds its prompt's ids in the engine: so many bytes for one HTTP request. */
+enum { GEN_COPIES_MAX = 256 << 20 };
 
 struct field_reader; /* fields.h */
 
@@ -49,6 +51,7 @@ struct gen_choice {
     int index;                    /* in the answer */
     int prompt;                   /* index of its prompt */
     int k;                        /* of the prompt's n choices */
+    uint64_t seed;                /* in force; the same for all choices of a prompt */
     fst_request *req;             /* owned */
     struct chat_stream *st;       /* owned */
     struct fst_request_view view; /* last seen; arrays live as long as req */
@@ -132,6 +135,9 @@ void gen_update_all(struct server *s);
 int gen_abort(struct server *s, const char *rid);
 
 const struct gen_params *gen_params_of(const struct gen_choice *c);
+/* The view that holds the prompt's log-probabilities: they are computed once, by the first choice of
+ * the prompt. */
+const struct fst_request_view *gen_prompt_view(const struct gen_choice *c);
 /* For prepare: room for n prompts; a prompt checked against the context. */
 bool gen_alloc_prompts(struct gen *g, size_t n);
 bool gen_check_prompt(struct gen *g, size_t i, const char *param);

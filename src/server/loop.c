@@ -48,6 +48,13 @@ void loop_get_counts(const struct loop *l, struct loop_counts *out)
 {
     *out = l->counts;
 }
+bool loop_is_writing(const struct loop *l)
+{
+    bool any = false;
+    for (const struct conn *c = l->conns; c && !any; c = conn_next(c))
+        any = conn_is_writing(c);
+    return any;
+}
 void loop_wake(struct loop *l)
 {
     uv_async_send(&l->wake);
@@ -89,14 +96,14 @@ static void on_tick(uv_timer_t *h)
     l->o.on_tick(l->o.ud, now);
 }
 
-/* Look at all half-closed connections with one reading of the socket table; again every 100 ms
- * while there are any (closing the reading side later sends no packet). */
+/* Look at all deaf connections with one reading of the socket table; again every 100 ms while there
+ * are any (closing the reading side later sends no packet). */
 static void on_half(uv_timer_t *h)
 {
     struct loop *l = h->data;
     bool any = false;
     for (struct conn *c = l->conns; c && !any; c = conn_next(c))
-        any = conn_is_half_closed(c);
+        any = conn_is_deaf(c);
     if (!any) {
         uv_timer_stop(h);
         return;
@@ -105,13 +112,13 @@ static void on_half(uv_timer_t *h)
     peer_table_read(&t);
     for (struct conn *c = l->conns, *next; c; c = next) {
         next = conn_next(c);
-        if (conn_is_half_closed(c))
+        if (conn_is_deaf(c))
             conn_check_peer(c, &t, loop_now_ms(l));
     }
     peer_table_release(&t);
 }
 
-void loop_half_closed(struct loop *l)
+void loop_check_soon(struct loop *l)
 {
     /* 5 ms: several hang-ups at once share one look, and close() has let go of its socket. */
     if (!uv_is_active((uv_handle_t *)&l->half))

@@ -43,7 +43,9 @@ struct loop_counts {
     uint64_t accepted, refused, requests;
 };
 void loop_get_counts(const struct loop *l, struct loop_counts *out);
-/* Answer what is running, then close; idle connections are closed now. */
+/* Whether an answer that was given is still on its way out of one of the connections. */
+bool loop_is_writing(const struct loop *l);
+/* Answer what is running, then close; idle connections are closed when their answers are out. */
 void loop_close_idle(struct loop *l);
 /* Drop every connection and wait for helper threads and callbacks; only when loop_run has ended. */
 void loop_close_all(struct loop *l);
@@ -54,15 +56,17 @@ void *loop_uv(struct loop *l); /* uv_loop_t */
 const struct loop_opts *loop_options(const struct loop *l);
 struct loop_counts *loop_counts_of(struct loop *l);
 struct conn **loop_conns(struct loop *l); /* head of the list */
-void loop_half_closed(struct loop *l); /* a busy connection got EOF: look soon whether it lives */
+void loop_check_soon(struct loop *l); /* a busy connection must be looked at: does its peer live? */
 /* listener: uv_stream_t.  False when there was no memory: the connection still waits there. */
 bool conn_accept(struct loop *l, void *listener);
 struct conn *conn_next(const struct conn *c);
 void conn_tick(struct conn *c, int64_t now_ms);
 void conn_close(struct conn *c);
 void conn_close_idle(struct conn *c);
-/* Half-closed connections: what decides whether the other side still listens (peer.h). */
-bool conn_is_half_closed(const struct conn *c);
+bool conn_is_writing(const struct conn *c);
+/* Busy connections on which a hang-up would not be read (half-closed, or so much is pipelined that
+ * reading stopped): what decides whether the other side still listens (peer.h). */
+bool conn_is_deaf(const struct conn *c);
 struct peer_table;
 void conn_check_peer(struct conn *c, const struct peer_table *t, int64_t now_ms);
 

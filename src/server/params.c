@@ -77,13 +77,13 @@ bool gen_params_read(struct gen_params *p, const struct field_reader *r, const s
                      bool openai)
 {
     double temperature = (double)p->sampling.temperature, top_p = 1, min_p = 0;
-    int64_t top_k = -1, n = p->n, seed = 0;
+    int64_t top_k = -1, n = p->n;
     const char *seed_name = openai ? "seed" : "sampling_seed";
     if (!field_real(r, "temperature", 0, false, openai ? 2 : INFINITY, &temperature) ||
         !field_real(r, "top_p", 0, true, 1, &top_p) ||
         !field_real(r, "min_p", 0, false, 1, &min_p) ||
         !field_int(r, "top_k", -1, INT32_MAX, &top_k) || !field_int(r, "n", 1, s->o.max_n, &n) ||
-        !field_int(r, seed_name, INT64_MIN, INT64_MAX, &seed))
+        !field_seed(r, seed_name, &p->sampling.seed))
         return false;
     if (!json_is_null(json_get(r->object, "top_k")) && top_k == 0) {
         char param[160];
@@ -105,7 +105,6 @@ bool gen_params_read(struct gen_params *p, const struct field_reader *r, const s
     p->sampling.min_p = (float)min_p;
     p->sampling.top_k = (int)top_k;
     p->sampling.has_seed = !json_is_null(json_get(r->object, seed_name));
-    p->sampling.seed = (uint64_t)seed;
     return field_int(r, openai ? "min_tokens" : "min_new_tokens", 0, INT64_MAX, &p->min_new) &&
            field_bool(r, "ignore_eos", &p->ignore_eos) &&
            field_bool(r, "skip_special_tokens", &p->skip_special) &&

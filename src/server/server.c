@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "server/app.h"
 #include "server/gen.h"
+#include "server/vocab.h"
 
 enum { LOAD_RUNNING, LOAD_DONE, LOAD_SEEN };
 
@@ -52,7 +53,8 @@ double server_stalled_s(const struct server *s)
     struct fst_engine_stats st = server_stats(s);
     if (!s->engine || st.running + st.waiting == 0)
         return 0;
-    int64_t last = FST_MAX(st.last_step_ns, s->ready_ns);
+    /* Blocks within a step count: a step of a large checkpoint may take long and yet go on. */
+    int64_t last = FST_MAX(FST_MAX(st.last_step_ns, st.heartbeat_ns), s->ready_ns);
     /* Work that has just come after an idle time: it waits since it came. */
     int64_t oldest = INT64_MAX;
     for (const struct gen *g = s->gens; g; g = g->next)
@@ -104,14 +106,25 @@ static enum fst_status load(struct server *s)
     }
     s->load.profile = chat_profile_detect(s->model_dir);
     struct fst_engine_opts eo = s->o.engine;
-    eo.on_load = on_load;
-    eo.on_load_ud = s;
-    FST_TRY(fst_engine_open(&s->load.engine, &eo));
+    struct tokenizer_ids unnamed = {0};
+    enum fst_status rc = vocab_unnamed(&unnamed, s->load.tok, s->model_dir);
+    if (rc == FST_OK) {
+        eo.on_load = on_load;
+        eo.on_load_ud = s;
+        eo.masked_ids = unnamed.id;
+        eo.n_masked_ids = unnamed.n;
+        s->load.what = "checkpoint";
+        rc = fst_engine_open(&s->load.engine, &eo);
+    }
+    tokenizer_ids_release(&unnamed);
+    if (rc < 0)
+        return rc;
     fst_engine_get_info(s->load.engine, &s->load.info);
     int32_t named = tokenizer_vocab_size(s->load.tok);
     if (named > s->load.info.vocab_size)
         return fst_error(FST_EFORMAT, "%s: tokenizer.json names %d ids, the model has only %d rows",
                          s->model_dir, named, s->load.info.vocab_size);
+    s->load.what = "warm-up";
     return s->o.skip_warmup ? FST_OK : warm_up(s);
 }
 
@@ -185,7 +198,7 @@ static void drain_step(struct server *s, int64_t now_ms)
 {
     struct loop_counts n;
     loop_get_counts(s->loop, &n);
-    if (!n.exchanges && !s->gens) {
+    if (!n.exchanges && !s->gens && !loop_is_writing(s->loop)) {
         log_info("stopped", "reason=drained");
         loop_stop(s->loop);
     } else if (now_ms >= s->drain_deadline_ms && !s->cancelled_all) {
@@ -228,7 +241,7 @@ static void on_tick(void *ud, int64_t now_ms)
     double stalled = s->o.watchdog_s > 0 ? server_stalled_s(s) : 0;
     if (s->o.watchdog_s > 0 && stalled > s->o.watchdog_s) {
         struct fst_engine_stats st = server_stats(s);
-        log_error("watchdog", "no step for %.0f s running=%d queue=%d steps=%llu", stalled,
+        log_error("watchdog", "no sign of life for %.0f s running=%d queue=%d steps=%llu", stalled,
                   st.running, st.waiting, (unsigned long long)st.steps);
         log_stop();
         _exit(1); /* the engine hangs: nothing can be closed in order; a supervisor restarts us */
@@ -366,6 +379,8 @@ enum fst_status server_run(const struct server_opts *o)
     s->created = clock_wall_ns() / 1000000000;
     s->start_ns = s->last_log_ns = clock_ns();
     metrics_init(&s->m);
+    rng_init(&s->seeds, o->engine.has_random_seed ? o->engine.random_seed : rng_os());
+    s->load.what = "tokenizer";
     set_names(s);
     struct loop_opts lo = {.limits = o->limits,
                            .ud = s,

@@ -9,7 +9,8 @@
  *    "token_ms": 0,        between publications       "chunk": 1,  tokens per publication
  *    "fail_after": -1,     ERROR finish after so many tokens
  *    "submit": "ok" | "full" | "shutdown",
- *    "hang": false}        the step thread stops while true in the script of a running request
+ *    "hang": false,        the step thread stops while true in the script of a running request
+ *    "beat": false}        and while it hangs, it shows signs of life, as a long step does
  *
  * FST_FAKE_OPEN_MS delays opening, FST_FAKE_OPEN_FAIL makes it fail. */
 #include <pthread.h>
@@ -38,7 +39,7 @@ struct fst_request {
     bool repeat;
     int64_t max_new;
     int64_t prefill_ms, token_ms, chunk, fail_after, prefill_chunks;
-    bool hang;
+    bool hang, beat;
     size_t n_prompt, n_prefilled;
     enum fst_finish finish;
     enum fst_status status;
@@ -192,10 +193,11 @@ static void *steps(void *ud)
     pthread_mutex_lock(&e->lock);
     while (!e->stop) {
         int64_t now = clock_ns();
-        bool any = false, hang = false;
+        bool any = false, hang = false, beat = false;
         for (fst_request *r = e->first, *next; r; r = next) {
             next = r->next;
             hang |= r->hang && r->running && r->n > 0 && !r->cancel;
+            beat |= r->beat;
         }
         for (fst_request *r = e->first, *next; r && !hang; r = next) {
             next = r->next;
@@ -213,6 +215,8 @@ static void *steps(void *ud)
             e->st.steps++;
             e->st.last_step_ns = now;
         }
+        if (any || (hang && beat))
+            e->st.heartbeat_ns = now;
         pthread_cond_broadcast(&e->cond);
         pthread_mutex_unlock(&e->lock);
         usleep(any ? 200 : 1000);
@@ -385,6 +389,7 @@ static enum fst_status read_script(fst_request *r)
     r->chunk = FST_MAX(number(s, "chunk", 1), (int64_t)1);
     r->fail_after = number(s, "fail_after", -1);
     r->hang = json_bool(json_get(s, "hang"), false);
+    r->beat = json_bool(json_get(s, "beat"), false);
     const char *submit = json_string(json_get(s, "submit"), NULL);
     if (submit && !strcmp(submit, "full"))
         rc = fst_error(FST_EFULL, "The request queue is full.");
@@ -430,6 +435,8 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
     fst_request *r = mem_calloc(1, sizeof *r);
     if (!r)
         return fst_error(FST_ENOMEM, "out of memory");
+    /* The server asks for them once for all choices of a prompt. */
+    FST_ASSERT(o->sampling.choice == 0 || o->prompt_logprobs_from < 0);
     r->e = e;
     r->o = *o;
     r->matched = -1;
@@ -500,7 +507,7 @@ void fst_request_get_view(const fst_request *r, struct fst_request_view *v)
         .n_prefilled = r->n_prefilled,
         .prompt_logprobs = r->prompt_logprobs,
         .prompt_top = r->prompt_top,
-        .seed = r->o.sampling.has_seed ? r->o.sampling.seed : 7,
+        .seed = r->o.sampling.seed,
         .spec = {.verify_steps = r->n ? (r->n + 2) / 3 : 0,
                  .drafted = r->n,
                  .accepted = r->n / 2,

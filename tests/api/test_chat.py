@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -188,7 +189,7 @@ class Chat(unittest.TestCase):
         self.s.wait_idle()
 
     def test_n_choices(self):
-        self.s.script(replies=["a</think>first", "b</think>second one", "c</think>third"], token_ms=1)
+        self.s.script(replies=["a</think>first", "b</think>second one", "c</think>third"], token_ms=15)
         r = self.s.chat(n=3).json()
         self.assertEqual([c["message"]["content"] for c in r["choices"]], ["first", "second one", "third"])
         self.assertEqual([c["index"] for c in r["choices"]], [0, 1, 2])
@@ -198,6 +199,44 @@ class Chat(unittest.TestCase):
         self.assertEqual(evs[-2]["usage"], r["usage"])
         order = [e["choices"][0]["index"] for e in evs if isinstance(e, dict) and e["choices"]]
         self.assertNotEqual(order, sorted(order), "choices interleave")
+
+    def test_seeds(self):
+        """The full range of 64 bits by its spelling; without one, all choices have the one in the answer."""
+        self.s.script(text="a</think>b")
+        for seed, value in ((2 ** 64 - 1, 2 ** 64 - 1), (2 ** 63, 2 ** 63), (2 ** 53 + 1, 2 ** 53 + 1), (-1, 2 ** 64 - 1),
+                            (-2 ** 63, 2 ** 63), (0, 0)):
+            self.assertEqual(self.s.chat(seed=seed).json()["seed"], value)
+        seen = {self.s.chat(n=2).json()["seed"] for _ in range(4)}
+        self.assertEqual(len(seen), 4)
+        self.assertLess(max(seen), 2 ** 53)
+        r = self.s.post("/generate", {"text": ["a", "b"], "sampling_params": {"n": 3, "max_new_tokens": 2}}).json()
+        seeds = [c["meta_info"]["seed"] for c in r]
+        self.assertEqual(seeds, [seeds[0]] * 3 + [seeds[3]] * 3)
+        self.assertNotEqual(seeds[0], seeds[3])
+        r = self.s.post("/generate", {"text": "a", "sampling_params": {"sampling_seed": 2 ** 64 - 1}}).json()
+        self.assertEqual(r["meta_info"]["seed"], 2 ** 64 - 1)
+
+    def test_wrapped_arguments_are_logged(self):
+        self.s.script(text="a</think>b")
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1, 2]"}}
+        r = self.s.post("/v1/chat/completions", {"messages": [
+            {"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "y"}], "tools": TOOLS})
+        self.assertEqual(r.status, 200, r.body)
+        end = time.time() + 5
+        while "calls=1 no JSON object" not in self.s.output() and time.time() < end:
+            time.sleep(0.05)
+        self.assertIn("calls=1 no JSON object", self.s.output())
+
+    def test_announced_call_is_not_given_twice(self):
+        """A block that the end cuts: whole in the message, but a stream has announced the call."""
+        cut = CALL[:CALL.index("</%sparameter>" % M)]
+        self.s.script(text="x</think>ok" + cut)
+        m = self.s.chat(tools=TOOLS).json()["choices"][0]["message"]
+        self.assertNotIn("tool_calls", m)
+        self.assertTrue(m["content"].startswith("ok") and "get_weather" in m["content"], m)
+        j = join(self.s.stream(tools=TOOLS))
+        self.assertEqual((j["content"], j["calls"][0]["name"]), ("ok", "get_weather"))
 
     def test_logprobs(self):
         self.s.script(text="hm</think>yes é 🚀")

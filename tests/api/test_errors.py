@@ -59,7 +59,9 @@ CHAT = [
      "Tool 'g' not found in tools list."),
     ({"reasoning_effort": "enormous"}, None, "enormous"),
     ({"stream_options": 5}, "stream_options", ""), ({"stream": "yes"}, "stream", "boolean"),
-    ({"seed": 1.5}, "seed", "integer"), ({"seed": 2 ** 64}, "seed", "integer"),
+    ({"seed": 1.5}, "seed", "integer"), ({"seed": 2 ** 64}, "seed", "an integer in"),
+    ({"seed": -2 ** 63 - 1}, "seed", "an integer in"), ({"seed": "5"}, "seed", "integer"),
+    ({"seed": 1e30}, "seed", "integer"),
     ({"input_ids": [10 ** 6], "messages": None}, "input_ids", "out of range"),
     ({"ignore_eos": 3}, "ignore_eos", "boolean"), ({"rid": 5}, "rid", "string"),
 ]

@@ -1,10 +1,12 @@
 """Clients that leave, servers that stop: cancel, half-close, keep-alive, drain, stalls."""
 
+import json
 import os
 import random
 import signal
 import socket
 import sys
+import threading
 import time
 import unittest
 
@@ -150,6 +152,40 @@ class Cancel(unittest.TestCase):
             s.script(text="a</think>still right")
             self.assertEqual(s.chat().json()["choices"][0]["message"]["content"], "still right")
 
+    def test_leaving_after_pipelining_a_lot(self):
+        """Where the server stopped reading, a hang-up is found all the same."""
+        with Server() as s:
+            for leave in (Connection.close, Connection.reset):
+                for stream in (False, True):
+                    s.script(**PREFILL)
+                    before = s.state()["aborted"]
+                    c = s.connect()
+                    c.send(chat(stream))
+                    wait_running(s)
+                    c.sock.setblocking(False)
+                    more, sent, end = request_bytes("GET", "/health") * 4000, 0, time.time() + 1
+                    while time.time() < end:
+                        try:
+                            sent += c.sock.send(more)
+                        except BlockingIOError:
+                            time.sleep(0.02)
+                    self.assertGreater(sent, 1 << 20)
+                    self.assertEqual(s.state()["num_running"], 1)
+                    leave(c)
+                    s.wait_idle(1.5)
+                    self.assertEqual(s.state()["aborted"], before + 1)
+            s.script(text="x</think>y", prefill_ms=600)
+            with s.connect() as c:  # one that stays gets all its answers
+                n = 30000
+                more = request_bytes("GET", "/health", headers=[("x-request-id", "i" * 30)])
+                self.assertGreater(n * len(more), 2 << 20)
+                t = threading.Thread(target=c.send, args=(chat(False) + more * n,))
+                t.start()
+                self.assertIn("choices", c.response().json())
+                for _ in range(n):
+                    self.assertEqual(c.response().status, 200)
+                t.join()
+
     def test_leaving_while_a_large_body_is_read(self):
         with Server(script=PREFILL, flags=["--skip-server-warmup"]) as s:
             big = request_bytes("POST", "/v1/completions", {"prompt": "word " * 40000})
@@ -225,6 +261,43 @@ class Stop(unittest.TestCase):
             self.assertLess(time.time() - start, 3)
         s.stop(signum=0)
 
+    def slow_client(self, s, close):
+        """A request whose answer of some MB is with the server's queue when this returns."""
+        c = Connection.__new__(Connection)
+        c.sock, c.buf = socket.socket(), b""
+        c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        c.sock.settimeout(30)
+        c.sock.connect(("127.0.0.1", s.port))
+        c.send(request_bytes("POST", "/tokenize", {"prompt": "a b c d " * 400000},
+                             [("Connection", "close")] if close else []))
+        return c, c.head()
+
+    def test_answers_that_are_still_leaving(self):
+        for close in (False, True):
+            s = Server(flags=["--skip-server-warmup"])
+            c, (status, headers) = self.slow_client(s, close)
+            self.assertEqual(status, 200)
+            n = int(headers["content-length"])
+            self.assertGreater(n, 6 << 20)
+            s.proc.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            body = c.exactly(200000)
+            time.sleep(2.5)  # longer than a connection lingers
+            body += c.exactly(n - len(body))
+            self.assertEqual(json.loads(body)["count"], len(json.loads(body)["tokens"]))
+            self.assertTrue(c.is_closed())
+            c.close()
+            s.stop(signum=0)
+
+    def test_nobody_reads_the_last_answer(self):
+        s = Server(flags=["--skip-server-warmup", "--shutdown-grace", "0.5"])
+        c, _ = self.slow_client(s, False)
+        start = time.time()
+        s.stop()
+        self.assertGreater(time.time() - start, 0.4)
+        self.assertLess(time.time() - start, 5)
+        c.close()
+
     def test_second_signal(self):
         s = Server(script=LONG)
         with s.connect() as c:
@@ -264,6 +337,36 @@ class Stall(unittest.TestCase):
                 self.assertGreater(r.json()["last_step_age"], 0.5)
             s.wait_idle()
             self.assertEqual(s.get("/health").status, 200)
+
+    def test_a_long_step_is_no_stall(self):
+        """What counts is progress inside a step, not its end."""
+        with Server(flags=["--health-timeout", "0.5", "--watchdog-timeout", "1"]) as s:
+            s.script(hang=True, beat=True, **LONG)
+            with s.connect() as c:
+                c.send(chat(False))
+                wait_running(s)
+                for _ in range(10):
+                    time.sleep(0.2)
+                    self.assertEqual(s.get("/health").status, 200)
+
+    def test_health_while_loading(self):
+        s = Server(env={"FST_FAKE_OPEN_MS": "1500"}, wait=False)
+        seen, end = [], time.time() + 20
+        while time.time() < end:
+            try:
+                r = s.get("/health")
+            except OSError:
+                time.sleep(0.02)
+                continue
+            if r.status == 200:
+                break
+            self.assertEqual((r.status, r.json()["status"]), (503, "starting"))
+            if r.json()["stage"] == "checkpoint":
+                seen.append((r.json()["loaded_bytes"], r.json()["total_bytes"]))
+            time.sleep(0.05)
+        self.assertEqual(seen, sorted(seen))
+        self.assertGreater(len(set(seen)), 5)
+        s.stop()
 
     def test_watchdog(self):
         s = Server(flags=["--watchdog-timeout", "0.8"])

@@ -86,6 +86,38 @@ class Completions(unittest.TestCase):
                     got[k] += e["choices"][0]["logprobs"][k]
         self.assertEqual(got, lp)
 
+    def test_prompt_logprobs_are_shared(self):
+        """Computed once, by the first choice; the same in all of them, streamed or not."""
+        self.s.script(replies=[" yes no", " or", " so"], prefill_ms=30)
+        kw = dict(prompt=["ab cd", "e"], n=3, echo=True, logprobs=2, max_tokens=2)
+        r = self.post(**kw)["choices"]
+        for i, prompt in enumerate(["ab cd"] * 3 + ["e"] * 3):
+            n = len(self.ids(prompt))
+            for k in ("tokens", "token_logprobs", "top_logprobs"):
+                self.assertEqual(r[i]["logprobs"][k][:n], r[i // 3 * 3]["logprobs"][k][:n])
+            self.assertTrue(all(isinstance(x, float) for x in r[i]["logprobs"]["token_logprobs"][1:n]))
+        evs = self.post(stream=True, **kw)
+        for i in range(6):
+            got = [x for e in evs[:-1] if e["choices"][0]["index"] == i and e["choices"][0]["logprobs"]
+                   for x in e["choices"][0]["logprobs"]["token_logprobs"]]
+            self.assertEqual(got, r[i]["logprobs"]["token_logprobs"])
+        g = self.s.post("/generate", {"text": "ab cd", "return_logprob": True, "logprob_start_len": 0,
+                                      "top_logprobs_num": 2, "sampling_params": {"n": 3}}).json()
+        for c in g[1:]:
+            for k in ("input_token_logprobs", "input_top_logprobs"):
+                self.assertEqual(c["meta_info"][k], g[0]["meta_info"][k])
+        self.assertIsNotNone(g[2]["meta_info"]["input_token_logprobs"][-1][0])
+
+    def test_copies_of_prompts_are_bounded(self):
+        prompts = [[5] * 60000] * 20
+        for path, body in (("/v1/completions", {"prompt": prompts, "n": 128}),
+                           ("/v1/completions", {"prompt": [[5] * 60000] * 60, "n": 1, "echo": True, "logprobs": 20}),
+                           ("/generate", {"input_ids": prompts, "sampling_params": {"n": 128}})):
+            r = self.s.post(path, body)
+            self.assertEqual(r.status, 400)
+            self.assertIn("256 MiB", r.text)
+            self.assertEqual(r.json()["error"]["param"], "n")
+
     def test_stop_and_token_ids(self):
         self.s.script(text="one two END three")
         r = self.post(prompt="x", stop=["END"], return_token_ids=True)
