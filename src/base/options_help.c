@@ -62,6 +62,8 @@ static void put_option(struct buf *out, const struct option_def *d)
     else
         buf_printf(out, "%*s", HELP_INDENT - 2 - (int)names.len, "");
     buf_puts(&text, d->help);
+    if (text.len && text.data[text.len - 1] != '.')
+        buf_putc(&text, '.');
     if (d->no_use)
         buf_puts(&text, " Accepted without effect.");
     if (d->initial && d->type != OPTION_FLAG)

@@ -38,7 +38,7 @@ static const struct option_def defs[] = {
      .max = 100,
      .help = "0 is greedy"},
     {.name = "top-p", .type = OPTION_FLOAT, .initial = "1", .min = 1e-6, .max = 1, .help = "1 off"},
-    {.name = "seed", .type = OPTION_INT, .help = "same seed, same answers"},
+    {.name = "seed", .type = OPTION_TEXT, .arg = "S", .help = "same seed, same answers"},
     {.name = "prompt",
      .alias = "p",
      .type = OPTION_TEXT,
@@ -372,15 +372,18 @@ static enum fst_status open_chat(struct chat *c, const struct options *o)
     c->sampling = (struct fst_sampling){.temperature = (float)options_float(o, "temperature", 1),
                                         .top_p = (float)options_float(o, "top-p", 1),
                                         .top_k = -1,
-                                        .seed = (uint64_t)options_int(o, "seed", 0),
                                         .has_seed = options_is_given(o, "seed")};
+    if (c->sampling.has_seed)
+        FST_TRY(tool_seed(&c->sampling.seed, "--seed", options_text(o, "seed")));
     const char *effort = options_text(o, "reasoning-effort");
     if (effort && !chat_effort_parse(effort, &c->thinking, &c->effort))
         return fst_error(FST_EINVAL, "--reasoning-effort %s: low, high and max are known", effort);
     if (options_text(o, "system") && !(c->system = mem_strdup(options_text(o, "system"))))
         return fst_error(FST_ENOMEM, "out of memory");
     FST_TRY(tool_tokenizer(&c->t, o));
-    FST_TRY(tool_engine_open(&c->e, &eo));
+    if (!eo.max_running_requests)
+        eo.max_running_requests = 1;
+    FST_TRY(tool_engine_open(&c->e, &eo, c->t));
     fst_engine_get_info(c->e, &c->info);
     return FST_OK;
 }

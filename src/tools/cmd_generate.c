@@ -56,6 +56,7 @@ struct job {
     struct buf text; /* everything that was shown */
     size_t fed;
     bool show;
+    uint64_t seed;
 };
 
 static enum fst_status read_prompt(struct job *j)
@@ -144,15 +145,8 @@ static enum fst_status submit(struct job *j)
     r.sampling.top_k = (int)options_int(o, "top-k", -1);
     r.ignore_eos = options_flag(o, "ignore-eos");
     r.logprobs = options_flag(o, "logprobs");
-    const char *seed = options_text(o, "seed");
-    if (seed) {
-        char *end;
-        r.sampling.has_seed = true;
-        r.sampling.seed =
-            seed[0] == '-' ? (uint64_t)strtoll(seed, &end, 10) : strtoull(seed, &end, 10);
-        if (!seed[0] || *end)
-            return fst_error(FST_EINVAL, "--seed: expected an integer, got '%s'", seed);
-    }
+    r.sampling.has_seed = options_text(o, "seed") != NULL;
+    r.sampling.seed = j->seed;
     return fst_request_submit(j->e, &r, &j->req);
 }
 
@@ -235,7 +229,10 @@ static enum fst_status run(struct job *j)
         return rc;
     j->info.model_dir = eo.model_dir;
     FST_TRY(read_prompt(j)); /* wrong usage is told before the model is loaded */
-    FST_TRY(tool_engine_open(&j->e, &eo));
+    if (options_text(j->o, "seed"))
+        FST_TRY(tool_seed(&j->seed, "--seed", options_text(j->o, "seed")));
+    tool_engine_for_one(j->o, &eo, (int64_t)j->prompt.n + options_int(j->o, "max-tokens", 256));
+    FST_TRY(tool_engine_open(&j->e, &eo, j->t));
     fst_engine_get_info(j->e, &j->info);
     FST_TRY(open_stream(j));
     FST_TRY(submit(j));

@@ -118,7 +118,8 @@ static enum fst_status run(const struct options *o, struct job *j, struct fst_re
     const char *path = options_text(o, "raw-logits");
     if (path && !(j->raw.f = fopen(path, "wbe")))
         return fst_error(FST_EIO, "%s: cannot be written", path);
-    FST_TRY(tool_engine_open(&j->e, &eo));
+    tool_engine_for_one(o, &eo, (int64_t)j->ids.n);
+    FST_TRY(tool_engine_open(&j->e, &eo, NULL));
     struct fst_request_opts r;
     fst_request_opts_default(&r);
     r.ids = j->ids.id;

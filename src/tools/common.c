@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <limits.h>
 #include <signal.h>
 #include <unistd.h>
@@ -5,6 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "server/vocab.h"
 #include "tools/tool.h"
 
 static const struct option_def model_defs[] = {
@@ -27,8 +29,8 @@ static const struct option_def engine_defs[] = {
     {.name = "device",
      .type = OPTION_WORD,
      .initial = "cpu",
-     .words = "cpu",
-     .help = "where the model runs"},
+     .words = "cpu cuda hip",
+     .help = "where the model runs; this build has cpu"},
     {.name = "kernels",
      .type = OPTION_TEXT,
      .initial = "auto",
@@ -37,8 +39,8 @@ static const struct option_def engine_defs[] = {
     {.name = "kv-layout",
      .type = OPTION_WORD,
      .initial = "unified-fp8",
-     .words = "unified-fp8 unified-bf16",
-     .help = "how KV rows are stored; results do not depend on it"},
+     .words = "unified-fp8 unified-bf16 paged",
+     .help = "how KV rows are stored; results do not depend on it.  paged is not built"},
     {.name = "index-keys",
      .type = OPTION_WORD,
      .initial = "fp4",
@@ -52,7 +54,7 @@ static const struct option_def engine_defs[] = {
     {.name = "speculative-algorithm",
      .type = OPTION_WORD,
      .words = "none dspark mtp=eagle",
-     .help = "drafting; what the checkpoint bundles when not given"},
+     .help = "drafting; what the checkpoint bundles when not given.  mtp is not built"},
     {.name = "speculative-dspark-block-size",
      .type = OPTION_INT,
      .min = 1,
@@ -61,9 +63,10 @@ static const struct option_def engine_defs[] = {
     {.name = "verify-mode",
      .type = OPTION_WORD,
      .initial = "auto",
-     .words = "auto static",
+     .words = "auto static cap compact",
      .env = "SGLANG_RAGGED_VERIFY_MODE",
-     .help = "how many drafts of a round are verified"},
+     .help = "how many drafts of a round are verified.  static: all; auto is static today; cap and "
+             "compact are not built"},
     {.name = "chunked-prefill-size",
      .type = OPTION_INT,
      .min = 1,
@@ -207,30 +210,32 @@ const char *tool_model_dir(const struct options *o)
     return dir;
 }
 
-static enum fst_status read_seed(const char *text, struct fst_engine_opts *e)
+enum fst_status tool_seed(uint64_t *out, const char *flag, const char *text)
 {
-    char *end;
-    if (!text || !strcmp(text, "random"))
-        return FST_OK;
-    e->random_seed = text[0] == '-' ? (uint64_t)strtoll(text, &end, 10) : strtoull(text, &end, 10);
-    e->has_random_seed = true;
-    if (!text[0] || *end)
-        return fst_error(FST_EINVAL, "--random-seed: expected an integer, got '%s'", text);
+    size_t minus = text[0] == '-', digits = strspn(text + minus, "0123456789");
+    errno = 0;
+    *out = minus ? (uint64_t)strtoll(text, NULL, 10) : strtoull(text, NULL, 10);
+    if (!digits || text[minus + digits] || errno == ERANGE)
+        return fst_error(FST_EINVAL,
+                         "%s: expected an integer in [-9223372036854775808, "
+                         "18446744073709551615], got '%s'",
+                         flag, text);
     return FST_OK;
 }
 
 enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e)
 {
-    static const char *const layouts[] = {"unified-fp8", "unified-bf16"};
+    static const char *const devices[] = {"cpu", "cuda", "hip"};
+    static const char *const layouts[] = {"unified-fp8", "unified-bf16", "paged"};
     static const char *const keys[] = {"fp4", "fp8"};
     static const char *const precisions[] = {"native", "reference"};
     static const char *const algorithms[] = {"none", "dspark", "mtp"};
-    static const char *const modes[] = {"auto", "static"};
+    static const char *const modes[] = {"auto", "static", "cap", "compact"};
     *e = (struct fst_engine_opts){0};
     e->model_dir = tool_model_dir(o);
     if (!e->model_dir)
         return FST_EMACHINE;
-    e->device = "cpu";
+    e->device = devices[options_word(o, "device")];
     e->kernels = options_text(o, "kernels");
     e->kv_layout = layouts[options_word(o, "kv-layout")];
     e->index_keys = keys[options_word(o, "index-keys")];
@@ -246,7 +251,19 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->max_total_tokens = options_int(o, "max-total-tokens", 0);
     e->chunked_prefill_size = (int)options_int(o, "chunked-prefill-size", 0);
     log_set_level((enum log_level)options_word(o, "log-level"));
-    return read_seed(options_text(o, "random-seed"), e);
+    const char *seed = options_text(o, "random-seed");
+    e->has_random_seed = seed && strcmp(seed, "random") != 0;
+    return e->has_random_seed ? tool_seed(&e->random_seed, "--random-seed", seed) : FST_OK;
+}
+
+void tool_engine_for_one(const struct options *o, struct fst_engine_opts *e, int64_t tokens)
+{
+    enum { ROOM = 64, TOKENS_MAX = 1 << 20 }; /* ROOM: drafts may reach beyond the last token */
+    if (!options_is_given(o, "max-running-requests"))
+        e->max_running_requests = 1;
+    if (!options_is_given(o, "context-length") && !options_is_given(o, "max-total-tokens") &&
+        tokens <= TOKENS_MAX)
+        e->max_total_tokens = tokens + ROOM;
 }
 
 struct loading {
@@ -267,12 +284,19 @@ static void on_load(void *ud, uint64_t done, uint64_t total)
     l->seen = done;
 }
 
-enum fst_status tool_engine_open(fst_engine **out, struct fst_engine_opts *e)
+enum fst_status tool_engine_open(fst_engine **out, struct fst_engine_opts *e,
+                                 const struct tokenizer *t)
 {
     struct loading l = {0};
+    struct tokenizer_ids unnamed = {0};
+    enum fst_status rc = t ? vocab_unnamed(&unnamed, t, e->model_dir) : FST_OK;
+    e->masked_ids = unnamed.id;
+    e->n_masked_ids = unnamed.n;
     e->on_load = on_load;
     e->on_load_ud = &l;
-    enum fst_status rc = fst_engine_open(out, e);
+    if (rc == FST_OK)
+        rc = fst_engine_open(out, e);
+    tokenizer_ids_release(&unnamed);
     if (l.started)
         progress_end(&l.p);
     return rc;

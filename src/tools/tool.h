@@ -36,8 +36,14 @@ int tool_fail(enum fst_status rc);
 const char *tool_model_dir(const struct options *o);
 /* Fill from the flags; strings are borrowed from the options. */
 enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e);
-/* Open with a progress line on terminals. */
-enum fst_status tool_engine_open(fst_engine **out, struct fst_engine_opts *e);
+/* For a command that computes one request of at most so many tokens, prompt included: no memory for
+ * more, unless flags say otherwise. */
+void tool_engine_for_one(const struct options *o, struct fst_engine_opts *e, int64_t tokens);
+/* Open with a progress line on terminals.  t: ids without a name are never drawn; or NULL. */
+enum fst_status tool_engine_open(fst_engine **out, struct fst_engine_opts *e,
+                                 const struct tokenizer *t);
+/* An integer of -2^63 .. 2^64-1 (negative ones as two's complement); flag is named in messages. */
+enum fst_status tool_seed(uint64_t *out, const char *flag, const char *text);
 /* --tokenizer FILE, else the model's; a folder counts as its tokenizer.json. */
 enum fst_status tool_tokenizer(struct tokenizer **out, const struct options *o);
 enum fst_status tool_read_ids(struct tokenizer_ids *out, const char *path);
