@@ -1,5 +1,6 @@
 """The official OpenAI client against the server (PyPI openai)."""
 
+import json
 import os
 import sys
 import unittest
@@ -87,21 +88,88 @@ class Client(unittest.TestCase):
             self.c.chat.completions.create(model="test", messages=[{"role": "user", "content": "x"}])
         self.assertEqual(e.exception.status_code, 503)
 
-    @unittest.skipUnless(os.path.exists(program("firesteel")) and os.path.exists(os.path.join(MODEL, "config.json")),
-                         "no built program or bundled model")
-    def test_bundled_model(self):
-        with Server(fake=False) as s, openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % s.port,
-                                                    api_key="x", max_retries=0) as c:
-            kw = dict(model="m", messages=[{"role": "user", "content": "What is 17 + 25?"}], temperature=0,
-                      max_tokens=48)
-            plain = c.chat.completions.create(**kw)
-            text = reasoning = ""
-            for chunk in c.chat.completions.create(stream=True, **kw):
-                d = chunk.choices[0].delta
-                text += d.content or ""
-                reasoning += getattr(d, "reasoning_content", None) or ""
+
+WEATHER = [{"type": "function", "function": {
+    "name": "get_weather", "description": "Weather of a city", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "description": "Name of the city"}},
+        "required": ["city"]}}}]
+ORDER = [{"type": "function", "function": {
+    "name": "check_order", "description": "State of an order", "parameters": {
+        "type": "object", "properties": {"order_id": {"type": "integer", "description": "Number of the order"}},
+        "required": ["order_id"]}}}]
+SUFFIX = " End your answer with #### and the number."
+SUMS = (("Anna has 23 apples. She buys 14 more. Then she gives 9 to Ben. How many apples does Anna have now?", 28),
+        ("Tom has 12 pens. He finds 15 more in the garden. How many pens does Tom have in the end?", 27),
+        ("There are 18 books on Mary's table. She sells 5 at the market. How many books are left with Mary?", 13))
+
+
+@unittest.skipIf(openai is None, "the package openai is not installed")
+@unittest.skipUnless(os.path.exists(program("firesteel")) and os.path.exists(os.path.join(MODEL, "config.json")),
+                     "no built program or bundled model")
+class BundledModel(unittest.TestCase):
+    """What the bundled model was trained for, asked through the official client."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.s = Server(fake=False)
+        cls.c = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % cls.s.port, api_key="x", max_retries=0)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.c.close()
+        cls.s.wait_idle()
+        cls.s.stop()
+
+    def ask(self, **kw):
+        return self.c.chat.completions.create(**dict(dict(model="m", temperature=0, max_tokens=300), **kw))
+
+    def test_arithmetic(self):
+        for question, answer in SUMS:
+            kw = dict(messages=[{"role": "user", "content": question + SUFFIX}])
+            text, reasoning, finish, usage, chunks = "", "", None, None, 0
+            for chunk in self.ask(stream=True, stream_options={"include_usage": True}, **kw):
+                usage = chunk.usage or usage
+                chunks += 1
+                for c in chunk.choices:
+                    text += c.delta.content or ""
+                    reasoning += getattr(c.delta, "reasoning_content", None) or ""
+                    finish = c.finish_reason or finish
+            self.assertTrue(text.endswith("#### %d" % answer), text)
+            self.assertIn(str(answer), reasoning)
+            self.assertEqual(finish, "stop")
+            self.assertGreater(chunks, 5)
+            ids = self.s.post("/tokenize", {"prompt": reasoning + text}).json()["count"]
+            self.assertLess(abs(usage.completion_tokens - ids), 5)  # and the marks between and after them
+            self.assertEqual(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens)
+            self.assertGreater(usage.completion_tokens_details.reasoning_tokens, 5)
+            self.assertLess(usage.completion_tokens_details.reasoning_tokens, usage.completion_tokens)
+            plain = self.ask(**kw)
             m = plain.choices[0].message
-            self.assertEqual((text, reasoning), (m.content or "", m.reasoning_content or ""))
+            self.assertEqual((text, reasoning, usage), (m.content, m.reasoning_content, plain.usage))
+
+    def test_tool_round_trip(self):
+        for tools, question, name, args, result, words in (
+                (WEATHER, "What is the weather in Rome?", "get_weather", {"city": "Rome"},
+                 {"temperature": 18, "sky": "sunny"}, ("18", "sunny")),
+                (ORDER, "Where is order 4711?", "check_order", {"order_id": 4711}, {"state": "shipped"},
+                 ("4711", "shipped"))):
+            messages = [{"role": "user", "content": question}]
+            r = self.ask(messages=messages, tools=tools).choices[0]
+            self.assertEqual(r.finish_reason, "tool_calls")
+            call = r.message.tool_calls[0].function
+            self.assertEqual((call.name, json.loads(call.arguments)), (name, args))
+            streamed = ["", ""]
+            for chunk in self.ask(messages=messages, tools=tools, stream=True):
+                for t in chunk.choices[0].delta.tool_calls or ():
+                    streamed[0] += t.function.name or ""
+                    streamed[1] += t.function.arguments or ""
+            self.assertEqual(streamed, [call.name, call.arguments])
+            messages += [r.message.model_dump(exclude_none=True),
+                         {"role": "tool", "tool_call_id": r.message.tool_calls[0].id, "content": json.dumps(result)}]
+            last = self.ask(messages=messages, tools=tools).choices[0]
+            self.assertEqual(last.finish_reason, "stop")
+            for w in words:
+                self.assertIn(w, last.message.content)
 
 
 if __name__ == "__main__":

@@ -101,25 +101,66 @@ class Real(unittest.TestCase):
         self.assertLessEqual(done, st["spec_accepted"] + verify + 4)
 
     def test_random_cancels(self):
-        n = 200 if os.environ.get("FST_TEST_SIZE") != "long" else 1000
+        n = 1000 if os.environ.get("FST_TEST_SIZE") != "san" else 200
         want = self.generate(n=16)["output_ids"]
 
         def clients(k):
             r = random.Random(k)
-            for _ in range(n // 10):
+            for _ in range(n // 20):
                 c = self.s.connect()
                 c.send(request_bytes("POST", "/v1/chat/completions", {
-                    "messages": [{"role": "user", "content": "word " * r.choice([1, 50, 600])}],
+                    "messages": [{"role": "user", "content": "word " * r.choice([1, 20, 200])}],
                     "stream": r.random() < 0.5, "max_tokens": 300, "n": r.choice([1, 2])}))
-                time.sleep(r.random() * 0.4)
+                time.sleep(r.random() ** 3 * 0.8)
                 if r.random() < 0.5:
                     c.reset()
                 else:
                     c.close()
-        in_threads(10, clients)
+        in_threads(20, clients)
         st = self.s.wait_idle(20)
         self.assertEqual((st["slots_used"], st["kv_tokens_used"], st["num_waiting"]), (0, 0, 0))
         self.assertEqual(self.generate(n=16)["output_ids"], want)
+
+    def test_drafting_changes_nothing(self):
+        """The same answers to the last figure with drafting and without: stop strings, log-probabilities, seeds."""
+        chat, comp, gen = "/v1/chat/completions", "/v1/completions", "/generate"
+        ask = {"messages": [{"role": "user", "content": "Tom has 12 pens. He finds 15 more in the garden. How many pens "
+                                                        "does Tom have in the end?"}], "max_tokens": 80}
+        text = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
+        raw = {"text": "Once upon a time", "return_logprob": True, "top_logprobs_num": 3, "logprob_start_len": 0}
+
+        def cases():
+            for pick in ({"temperature": 0, "seed": 1}, {"seed": 11}, {"seed": 2 ** 64 - 1, "top_p": 0.9}, {"seed": 5, "top_k": 7}):
+                for stop in (None, ["pens"], ["\n", " 2"], ["####"]):
+                    yield chat, dict(ask, stop=stop, logprobs=True, top_logprobs=2, **pick)
+                yield chat, dict(ask, n=3, **pick)
+                for stop in (None, ["the"], ["e ", "."], ["zzz"]):
+                    yield comp, dict(text, stop=stop, logprobs=3, return_token_ids=True, **pick)
+                    g = {k.replace("seed", "sampling_seed"): v for k, v in pick.items()}
+                    yield gen, dict(raw, sampling_params=dict(g, stop=stop, max_new_tokens=40))
+                yield comp, dict(text, echo=True, logprobs=2, stop_token_ids=list(range(300, 340)), **pick)
+
+        def strip(v):
+            """What may differ: names, clocks, and what is said of the drafting itself."""
+            if isinstance(v, dict):
+                return {k: strip(x) for k, x in v.items() if k not in ("id", "created", "e2e_latency", "timings") and
+                        not k.startswith("spec_")}
+            return [strip(x) for x in v] if isinstance(v, list) else v
+
+        ended, n = set(), 0
+        with Server(fake=False, flags=["--speculative-algorithm", "none"]) as plain:
+            self.assertIsNone(plain.state()["avg_spec_accept_length"])
+            for path, body in cases():
+                a, b = self.s.post(path, body), plain.post(path, body)
+                self.assertEqual((a.status, b.status), (200, 200), (a.body, body))
+                self.assertEqual(strip(a.json()), strip(b.json()), body)
+                n += 1
+                for c in a.json().get("choices", [a.json()]):
+                    m = c.get("meta_info", {}).get("finish_reason") or {}
+                    ended.add((c.get("finish_reason") or m.get("type"),
+                               type(c.get("matched_stop", m.get("matched"))).__name__))
+        self.assertGreater(n, 50)
+        self.assertLessEqual({("stop", "str"), ("stop", "int"), ("length", "NoneType")}, ended)
 
     def test_metrics_count_tokens(self):
         from test_info import parse
