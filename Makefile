@@ -62,8 +62,8 @@ kern: # every kernel against its reference; ARGS="--bench" for times
 	@$(call BUILD,release) checkkern
 	@build/checkkern $(ARGS)
 
-bench: all # ARGS="decode", "serve", ...; build/firesteel bench --help
-	@build/firesteel bench $(ARGS)
+bench: all # what a step costs, block by block; ARGS="--rows 4 --context 2048"
+	@build/firesteel bench step $(ARGS)
 
 fuzz: # 30 seconds for each target; ARGS="json 600" for one, longer
 	@scripts/setup fuzz
