@@ -14,7 +14,6 @@
 #include "base/log.h"
 #include "server/app.h"
 #include "server/gen.h"
-#include "server/vocab.h"
 
 enum { LOAD_RUNNING, LOAD_DONE, LOAD_SEEN };
 
@@ -107,7 +106,7 @@ static enum fst_status load(struct server *s)
     s->load.profile = chat_profile_detect(s->model_dir);
     struct fst_engine_opts eo = s->o.engine;
     struct tokenizer_ids unnamed = {0};
-    enum fst_status rc = vocab_unnamed(&unnamed, s->load.tok, s->model_dir);
+    enum fst_status rc = server_unnamed_ids(&unnamed, s->load.tok, s->model_dir);
     if (rc == FST_OK) {
         eo.on_load = on_load;
         eo.on_load_ud = s;

@@ -48,6 +48,14 @@ struct server_opts {
 };
 void server_opts_default(struct server_opts *o);
 
+/* What a model folder says that the engine's door does not.  Any thread.
+ * A whole number of its config.json; 0 when there is none: opening the engine says what is wrong. */
+int64_t server_config_int(const char *model_dir, const char *key);
+/* Append the ids below vocab_size that have no name.  Published checkpoints pad the vocabulary
+ * (129,280 rows for 128,815 names): such a row must never be drawn, since it has no text. */
+enum fst_status server_unnamed_ids(struct tokenizer_ids *out, const struct tokenizer *t,
+                                   const char *model_dir);
+
 /* FST_OK after an orderly stop.  Otherwise the message is in fst_error_text(). */
 enum fst_status server_run(const struct server_opts *o);
 

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "server/vocab.h"
+#include "server/server.h"
 #include "tools/tool.h"
 
 static const struct option_def model_defs[] = {
@@ -108,7 +108,7 @@ static const struct option_def engine_defs[] = {
      .initial = "1",
      .min = 1,
      .max = 1,
-     .help = "1"},
+     .help = "devices that share the model; 1 in this build"},
     {.name = "disable-radix-cache",
      .type = OPTION_FLAG,
      .help = "keep nothing between requests",
@@ -258,12 +258,15 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
 
 void tool_engine_for_one(const struct options *o, struct fst_engine_opts *e, int64_t tokens)
 {
-    enum { ROOM = 64, TOKENS_MAX = 1 << 20 }; /* ROOM: drafts may reach beyond the last token */
+    /* ROOM: drafts may reach beyond the last token.  More than ASKED_MAX may not fit, which is no
+     * reason to refuse: then the memory plan decides, as without this. */
+    enum { ROOM = 64, ASKED_MAX = 65536 };
+    int64_t most = server_config_int(e->model_dir, "max_position_embeddings");
     if (!options_is_given(o, "max-running-requests"))
         e->max_running_requests = 1;
     if (!options_is_given(o, "context-length") && !options_is_given(o, "max-total-tokens") &&
-        tokens <= TOKENS_MAX)
-        e->max_total_tokens = tokens + ROOM;
+        tokens + ROOM < FST_MIN(most, (int64_t)ASKED_MAX))
+        e->context_length = tokens + ROOM;
 }
 
 struct loading {
@@ -289,7 +292,7 @@ enum fst_status tool_engine_open(fst_engine **out, struct fst_engine_opts *e,
 {
     struct loading l = {0};
     struct tokenizer_ids unnamed = {0};
-    enum fst_status rc = t ? vocab_unnamed(&unnamed, t, e->model_dir) : FST_OK;
+    enum fst_status rc = t ? server_unnamed_ids(&unnamed, t, e->model_dir) : FST_OK;
     e->masked_ids = unnamed.id;
     e->n_masked_ids = unnamed.n;
     e->on_load = on_load;
