@@ -46,7 +46,7 @@ def check_score(python, *args):
 
 
 def goldens(python):
-    for name in ("make_goldens.py",):
+    for name in ("make_goldens.py", "make_layers.py", "make_drafter.py"):
         status, out = tool(python, name, "--check")
         assert status == 0 and "equal; largest difference" in out, out
 

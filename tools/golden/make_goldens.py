@@ -79,6 +79,8 @@ def dumps(m, T):
     """Per-token arrays at DUMP_POSITIONS, rows of compressed entries 0..3 and the last."""
     out = {}
     for name, a in m.dump.items():
+        if name.endswith("router_score"):
+            continue
         rows = name.endswith(("rows", "index_rows"))
         pick = [i for i in (0, 1, 2, 3) if i < len(a) - 1] + [len(a) - 1] if rows else DUMP_POSITIONS
         out[name] = a[pick]

@@ -10,7 +10,8 @@ masks, one pass over T tokens.  Every array is float32.
 
 Precisions: reference (fp32, nothing quantised), sim (KV rows FP8, index rows and queries FP4, the
 compressor's bf16 roundings), native (sim, FP8 activations in front of every FP8/FP4 linear, bf16
-wherever the model stores bf16).  `mutation` plants one of MUTATIONS, to see what a test catches.
+wherever the published inference code stores bf16), served (native, but what a tensor-parallel group
+sums is rounded once: wo_b and w2 add 8 fixed pieces of K in fp32, experts add up unrounded).  `mutation` plants one of MUTATIONS, to see what a test catches.
 """
 import argparse
 import math
@@ -123,6 +124,7 @@ PRECISIONS = {
     "reference": frozenset(),
     "sim": frozenset(["kv_fp8", "index_fp4", "compressor_bf16"]),
     "native": frozenset(["kv_fp8", "index_fp4", "compressor_bf16", "act_fp8", "bf16"]),
+    "served": frozenset(["kv_fp8", "index_fp4", "compressor_bf16", "act_fp8", "bf16", "sum_once"]),
 }
 
 MUTATIONS = {
@@ -188,6 +190,16 @@ class Model:
         if "act_fp8" in self.sim:
             x = fp8_round(x, 128)
         return self.store(self.matmul(name, x))
+
+    def partial(self, name, x):
+        """Like linear, before the rounding that follows a sum over ranks."""
+        if "sum_once" not in self.sim:
+            return self.linear(name, x)
+        x, w = fp8_round(x, 128), self.W[name + ".weight"]
+        n = x.shape[-1] // 8
+        p = [(x[:, i * n : (i + 1) * n] @ w[:, i * n : (i + 1) * n].T).astype(f32)
+             for i in range(8)]
+        return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]))
 
     def rms(self, x, w=None, keep32=False):
         y = x / np.sqrt((x * x).mean(-1, keepdims=True, dtype=f32) + self.eps)
@@ -353,7 +365,7 @@ class Model:
         G, O = c["o_groups"], c["o_lora_rank"]
         wa = W[p + "wo_a.weight"].reshape(G, O, -1)
         z = self.store(np.einsum("tgd,grd->tgr", o.reshape(T, G, -1), wa, optimize=True))
-        return self.linear(p + "wo_b", z.reshape(T, G * O))
+        return self.store(self.partial(p + "wo_b", z.reshape(T, G * O)))
 
     def attention(self, p, m, x):
         """A trunk layer (or the MTP layer): positions 0..T-1, causal."""
@@ -385,12 +397,13 @@ class Model:
     def expert(self, q, x, weight, limit):
         a, b = self.linear(q + "w1", x), self.linear(q + "w3", x)
         a, b = np.minimum(a, limit), np.clip(b, -limit, limit)
-        return self.linear(q + "w2", self.store(weight * (a * sigmoid(a) * b)))
+        return self.partial(q + "w2", self.store(weight * (a * sigmoid(a) * b)))
 
     def moe(self, p, x, tokens, hashed):
         c, W, limit = self.c, self.W, f32(self.c["swiglu_limit"])
         P, k = p + "ffn.", c["num_experts_per_tok"]
         score = np.sqrt(softplus(self.matmul(P + "gate", x))).astype(f32)
+        self.keep("router_score", score if hashed else score + W[P + "gate.bias"])
         if hashed:
             ids = W[P + "gate.tid2eid"][tokens]
         else:
@@ -485,7 +498,9 @@ class Model:
         """Every row of the block sees the injected window and the whole block."""
         P = p + "attn."
         _, q = self.query(P, x, pos, False)
-        keys = np.concatenate([injected, self.kv_row(P, x, pos, False)])
+        kv = self.kv_row(P, x, pos, False)
+        self.keep("kv", kv)
+        keys = np.concatenate([injected, kv])
         return self.attend(P, q, pos, keys, np.ones((len(x), len(keys)), bool), False)
 
     def draft(self, anchor, n, K):
