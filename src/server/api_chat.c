@@ -54,20 +54,6 @@ static bool read_logprobs(struct gen *g, const struct field_reader *r)
     return true;
 }
 
-static bool read_stream_options(struct gen *g, const struct field_reader *r)
-{
-    json_val *o = json_get(r->object, "stream_options");
-    if (!field_bool(r, "stream", &g->stream))
-        return false;
-    if (json_is_null(o))
-        return true;
-    if (json_type_of(o) != JSON_OBJECT)
-        return field_type_error(r, "stream_options", "an object");
-    struct field_reader ro = {o, "stream_options.", r->e};
-    return field_bool(&ro, "include_usage", &g->include_usage) &&
-           field_bool(&ro, "continuous_usage_stats", &g->continuous_usage);
-}
-
 static bool read_max_tokens(struct gen *g, const struct field_reader *r)
 {
     static const char *const names[] = {"max_completion_tokens", "max_tokens"};
@@ -162,9 +148,7 @@ static bool prepare(struct gen *g)
         !nested_refused(body, "thinking", "budget_tokens", &g->err) ||
         !nested_refused(body, "reasoning", "max_tokens", &g->err) ||
         !check_response_format(body, &g->err) || !gen_params_read(g->params, &r, g->s, true) ||
-        !read_logprobs(g, &r) || !read_stream_options(g, &r) ||
-        !field_bool(&r, "return_progress", &g->progress) ||
-        !field_bool(&r, "timings_per_token", &g->timings) ||
+        !read_logprobs(g, &r) || !gen_read_stream(g, &r) ||
         !field_bool(&r, "stream_reasoning", &whole) || !render(g, body) || !read_max_tokens(g, &r))
         return false;
     g->whole_reasoning = !whole;
@@ -230,30 +214,7 @@ static void put_logprobs(const struct gen_choice *c, struct buf *b, size_t from,
 
 /* ------------------------------------------------------------------ stream */
 
-static void put_head(const struct gen *g, struct buf *b)
-{
-    buf_printf(b, "{\"id\":\"%s\",\"object\":\"chat.completion.chunk\",\"created\":%lld,\"model\":",
-               g->id, (long long)g->created);
-    json_put_string_safe(b, g->model, strlen(g->model));
-    buf_puts(b, ",\"choices\":[");
-}
-
-static void put_tail(const struct gen_choice *c, struct buf *b, bool timings)
-{
-    const struct gen *g = c->g;
-    buf_putc(b, ']');
-    if (timings) {
-        buf_puts(b, ",\"timings\":");
-        gen_put_timings(g, b);
-    }
-    if (g->continuous_usage) {
-        buf_puts(b, ",\"usage\":");
-        gen_put_choice_usage(c, b);
-    } else if (g->include_usage) {
-        buf_puts(b, ",\"usage\":null");
-    }
-    buf_putc(b, '}');
-}
+static const char object[] = "chat.completion.chunk";
 
 /* One chunk of choice c: `delta` is the inside of its object. */
 static void send_delta(struct gen_choice *c, const char *delta, size_t len, const char *finish,
@@ -261,7 +222,7 @@ static void send_delta(struct gen_choice *c, const char *delta, size_t len, cons
 {
     struct gen *g = c->g;
     struct buf b = {0};
-    put_head(g, &b);
+    gen_put_head(g, &b, object);
     buf_printf(&b, "{\"index\":%d,\"delta\":{", c->index);
     buf_append(&b, delta, len);
     buf_puts(&b, "},\"logprobs\":");
@@ -278,7 +239,7 @@ static void send_delta(struct gen_choice *c, const char *delta, size_t len, cons
         buf_puts(&b, ",\"finish_reason\":null");
     }
     buf_putc(&b, '}');
-    put_tail(c, &b, finish && (g->timings || g->progress));
+    gen_put_chunk_tail(c, &b, finish != NULL);
     gen_send_event(g, &b);
     buf_release(&b);
 }
@@ -380,16 +341,9 @@ static void on_progress(struct gen_choice *c)
 {
     struct gen *g = c->g;
     struct buf b = {0};
-    put_head(g, &b);
-    buf_printf(&b, "{\"index\":%d,\"delta\":{},\"finish_reason\":null}", c->index);
-    buf_putc(&b, ']');
-    buf_printf(&b,
-               ",\"prompt_progress\":{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,"
-               "\"time_ms\":%.0f}",
-               c->view.n_prompt, c->view.n_cached, c->view.n_prefilled, 1e3 * c->view.prefill_s);
-    if (g->include_usage)
-        buf_puts(&b, ",\"usage\":null");
-    buf_putc(&b, '}');
+    gen_put_head(g, &b, object);
+    buf_printf(&b, "{\"index\":%d,\"delta\":{},\"finish_reason\":null}]", c->index);
+    gen_put_progress(c, &b);
     gen_send_event(g, &b);
     buf_release(&b);
 }
@@ -432,34 +386,14 @@ static void put_message(const struct gen_choice *c, struct buf *b)
     buf_putc(b, '}');
 }
 
-static void finish_stream(struct gen *g)
-{
-    if (g->include_usage) {
-        struct buf b = {0};
-        put_head(g, &b);
-        buf_puts(&b, "],\"usage\":");
-        gen_put_usage(g, &b);
-        buf_putc(&b, '}');
-        gen_send_event(g, &b);
-        buf_release(&b);
-        if (g->err.status)
-            return;
-    }
-    gen_send_done(g);
-}
-
 static void finish(struct gen *g)
 {
     if (g->stream) {
-        finish_stream(g);
+        gen_end_stream(g, object);
         return;
     }
     struct buf b = {0};
-    buf_printf(&b,
-               "{\"id\":\"%s\",\"object\":\"chat.completion\",\"created\":%lld,\"model\":", g->id,
-               (long long)g->created);
-    json_put_string_safe(&b, g->model, strlen(g->model));
-    buf_puts(&b, ",\"choices\":[");
+    gen_put_head(g, &b, "chat.completion");
     for (int i = 0; i < g->n_choices; i++) {
         const struct gen_choice *c = &g->choices[i];
         buf_printf(&b, "%s{\"index\":%d,\"message\":", i ? "," : "", c->index);
@@ -470,19 +404,7 @@ static void finish(struct gen *g)
         gen_put_matched(c, &b);
         buf_putc(&b, '}');
     }
-    buf_puts(&b, "],\"usage\":");
-    gen_put_usage(g, &b);
-    buf_printf(&b, ",\"system_fingerprint\":\"firesteel-%s\",\"seed\":%llu", FST_VERSION,
-               (unsigned long long)g->choices[0].view.seed);
-    if (g->timings || g->progress) {
-        buf_puts(&b, ",\"timings\":");
-        gen_put_timings(g, &b);
-    }
-    buf_putc(&b, '}');
-    if (b.failed)
-        gen_oom(g);
-    else
-        api_send(g->x, 200, &b);
+    gen_answer(g, &b);
     buf_release(&b);
 }
 

@@ -74,22 +74,10 @@ static bool prepare(struct gen *g)
     int64_t max = 16, top = -1;
     if (!gen_set_model(g, body) || !fields_check(body, ON_COMPLETIONS, "", &g->err) ||
         !gen_params_read(p, &r, g->s, true) || !field_bool(&r, "echo", &g->echo) ||
-        !field_bool(&r, "stream", &g->stream) ||
-        !field_bool(&r, "return_token_ids", &g->return_ids) ||
-        !field_bool(&r, "return_progress", &g->progress) ||
-        !field_bool(&r, "timings_per_token", &g->timings) ||
+        !gen_read_stream(g, &r) || !field_bool(&r, "return_token_ids", &g->return_ids) ||
         !field_int(&r, "logprobs", 0, FST_TOP_LOGPROBS_MAX, &top) ||
         !field_int(&r, "max_tokens", INT64_MIN, INT64_MAX, &max))
         return false;
-    json_val *so = json_get(body, "stream_options");
-    if (!json_is_null(so)) {
-        struct field_reader ro = {so, "stream_options.", &g->err};
-        if (json_type_of(so) != JSON_OBJECT)
-            return field_type_error(&r, "stream_options", "an object");
-        if (!field_bool(&ro, "include_usage", &g->include_usage) ||
-            !field_bool(&ro, "continuous_usage_stats", &g->continuous_usage))
-            return false;
-    }
     if (max < 0 || (max == 0 && !g->echo))
         return api_fail(&g->err, 400, "invalid_value", "max_tokens",
                         "max_tokens must be positive (0 with echo), got %lld", (long long)max);
@@ -202,14 +190,7 @@ static void put_ids(struct buf *b, const int32_t *id, size_t n)
 
 /* ------------------------------------------------------------------ answers */
 
-static void put_head(const struct gen *g, struct buf *b)
-{
-    buf_printf(b,
-               "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", g->id,
-               (long long)g->created);
-    json_put_string_safe(b, g->model, strlen(g->model));
-    buf_puts(b, ",\"choices\":[");
-}
+static const char object[] = "text_completion";
 
 static void put_choice(struct gen_choice *c, struct buf *b, bool prompt, const char *text,
                        size_t len, size_t from, size_t to, const char *finish)
@@ -253,21 +234,10 @@ static void send_chunk(struct gen_choice *c, const char *text, size_t len, bool 
     struct gen *g = c->g;
     struct buf b = {0};
     size_t to = prompt ? c->sent_logprobs : certain(c);
-    put_head(g, &b);
+    gen_put_head(g, &b, object);
     put_choice(c, &b, prompt, text, len, c->sent_logprobs, to, finish);
     c->sent_logprobs = to;
-    buf_putc(&b, ']');
-    if (finish && (g->timings || g->progress)) {
-        buf_puts(&b, ",\"timings\":");
-        gen_put_timings(g, &b);
-    }
-    if (g->continuous_usage) {
-        buf_puts(&b, ",\"usage\":");
-        gen_put_choice_usage(c, &b);
-    } else if (g->include_usage) {
-        buf_puts(&b, ",\"usage\":null");
-    }
-    buf_putc(&b, '}');
+    gen_put_chunk_tail(c, &b, finish != NULL);
     gen_send_event(g, &b);
     buf_release(&b);
 }
@@ -310,13 +280,10 @@ static void on_progress(struct gen_choice *c)
 {
     struct gen *g = c->g;
     struct buf b = {0};
-    put_head(g, &b);
-    buf_printf(&b,
-               "{\"index\":%d,\"text\":\"\",\"logprobs\":null,\"finish_reason\":null}],"
-               "\"prompt_progress\":{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,"
-               "\"time_ms\":%.0f}%s}",
-               c->index, c->view.n_prompt, c->view.n_cached, c->view.n_prefilled,
-               1e3 * c->view.prefill_s, g->include_usage ? ",\"usage\":null" : "");
+    gen_put_head(g, &b, object);
+    buf_printf(&b, "{\"index\":%d,\"text\":\"\",\"logprobs\":null,\"finish_reason\":null}]",
+               c->index);
+    gen_put_progress(c, &b);
     gen_send_event(g, &b);
     buf_release(&b);
 }
@@ -324,12 +291,12 @@ static void on_progress(struct gen_choice *c)
 static void finish(struct gen *g)
 {
     struct buf b = {0};
-    if (g->stream && !g->include_usage) {
-        gen_send_done(g);
+    if (g->stream) {
+        gen_end_stream(g, object);
         return;
     }
-    put_head(g, &b);
-    for (int i = 0; i < g->n_choices && !g->stream; i++) {
+    gen_put_head(g, &b, object);
+    for (int i = 0; i < g->n_choices; i++) {
         struct gen_choice *c = &g->choices[i];
         struct buf text = {0};
         if (g->echo)
@@ -342,25 +309,7 @@ static void finish(struct gen *g)
         b.failed |= text.failed;
         buf_release(&text);
     }
-    buf_puts(&b, "],\"usage\":");
-    gen_put_usage(g, &b);
-    if (!g->stream) {
-        buf_printf(&b, ",\"system_fingerprint\":\"firesteel-%s\",\"seed\":%llu", FST_VERSION,
-                   (unsigned long long)g->choices[0].view.seed);
-        if (g->timings || g->progress) {
-            buf_puts(&b, ",\"timings\":");
-            gen_put_timings(g, &b);
-        }
-    }
-    buf_putc(&b, '}');
-    if (b.failed) {
-        gen_oom(g);
-    } else if (g->stream) {
-        gen_send_event(g, &b);
-        gen_send_done(g);
-    } else {
-        api_send(g->x, 200, &b);
-    }
+    gen_answer(g, &b);
     buf_release(&b);
 }
 

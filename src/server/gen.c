@@ -792,6 +792,73 @@ void gen_put_timings(const struct gen *g, struct buf *b)
                (unsigned long long)accepted);
 }
 
+void gen_put_head(const struct gen *g, struct buf *b, const char *object)
+{
+    buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", g->id, object,
+               (long long)g->created);
+    json_put_string_safe(b, g->model, strlen(g->model));
+    buf_puts(b, ",\"choices\":[");
+}
+
+void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last)
+{
+    const struct gen *g = c->g;
+    buf_putc(b, ']');
+    if (last && (g->timings || g->progress)) {
+        buf_puts(b, ",\"timings\":");
+        gen_put_timings(g, b);
+    }
+    if (g->continuous_usage) {
+        buf_puts(b, ",\"usage\":");
+        gen_put_choice_usage(c, b);
+    } else if (g->include_usage) {
+        buf_puts(b, ",\"usage\":null");
+    }
+    buf_putc(b, '}');
+}
+
+void gen_put_progress(const struct gen_choice *c, struct buf *b)
+{
+    buf_printf(b,
+               ",\"prompt_progress\":{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,"
+               "\"time_ms\":%.0f}%s}",
+               c->view.n_prompt, c->view.n_cached, c->view.n_prefilled, 1e3 * c->view.prefill_s,
+               c->g->include_usage ? ",\"usage\":null" : "");
+}
+
+void gen_answer(struct gen *g, struct buf *b)
+{
+    buf_puts(b, "],\"usage\":");
+    gen_put_usage(g, b);
+    buf_printf(b, ",\"system_fingerprint\":\"firesteel-%s\",\"seed\":%llu", FST_VERSION,
+               (unsigned long long)g->choices[0].view.seed);
+    if (g->timings || g->progress) {
+        buf_puts(b, ",\"timings\":");
+        gen_put_timings(g, b);
+    }
+    buf_putc(b, '}');
+    if (b->failed)
+        gen_oom(g);
+    else
+        api_send(g->x, 200, b);
+}
+
+void gen_end_stream(struct gen *g, const char *object)
+{
+    if (g->include_usage) {
+        struct buf b = {0};
+        gen_put_head(g, &b, object);
+        buf_puts(&b, "],\"usage\":");
+        gen_put_usage(g, &b);
+        buf_putc(&b, '}');
+        gen_send_event(g, &b);
+        buf_release(&b);
+        if (g->err.status)
+            return;
+    }
+    gen_send_done(g);
+}
+
 void gen_put_matched(const struct gen_choice *c, struct buf *b)
 {
     const struct gen_params *p = gen_params_of(c);

@@ -150,7 +150,19 @@ bool gen_oom(struct gen *g);
 void gen_send_event(struct gen *g, const struct buf *json);
 void gen_send_done(struct gen *g); /* "data: [DONE]" and the end of the exchange */
 
+/* Of chat and completions: stream, stream_options, return_progress, timings_per_token. */
+bool gen_read_stream(struct gen *g, const struct field_reader *r);
+
 /* Shared pieces of answers. */
+/* {"id","object","created","model","choices":[ */
+void gen_put_head(const struct gen *g, struct buf *b, const char *object);
+/* What follows a choice in a chunk, the braces closed; last: it ends the choice. */
+void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last);
+void gen_put_progress(const struct gen_choice *c, struct buf *b); /* with the comma before it */
+/* Usage to the end of a plain answer; then it is sent. */
+void gen_answer(struct gen *g, struct buf *b);
+/* The end of a stream: the usage chunk if it is wanted, and [DONE]. */
+void gen_end_stream(struct gen *g, const char *object);
 void gen_put_usage(const struct gen *g, struct buf *b);
 void gen_put_choice_usage(const struct gen_choice *c, struct buf *b);
 void gen_put_timings(const struct gen *g, struct buf *b);

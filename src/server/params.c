@@ -111,3 +111,18 @@ bool gen_params_read(struct gen_params *p, const struct field_reader *r, const s
            field_bool(r, "no_stop_trim", &p->no_stop_trim) && read_stops(p, r) &&
            read_stop_ids(p, r, s->info.vocab_size);
 }
+
+bool gen_read_stream(struct gen *g, const struct field_reader *r)
+{
+    json_val *o = json_get(r->object, "stream_options");
+    if (!field_bool(r, "stream", &g->stream) || !field_bool(r, "return_progress", &g->progress) ||
+        !field_bool(r, "timings_per_token", &g->timings))
+        return false;
+    if (json_is_null(o))
+        return true;
+    if (json_type_of(o) != JSON_OBJECT)
+        return field_type_error(r, "stream_options", "an object");
+    struct field_reader ro = {o, "stream_options.", r->e};
+    return field_bool(&ro, "include_usage", &g->include_usage) &&
+           field_bool(&ro, "continuous_usage_stats", &g->continuous_usage);
+}

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
-#include "chat/stream.h"
 #include "tools/edit.h"
 #include "tools/tool.h"
 
@@ -147,30 +146,11 @@ static void build(struct chat *c, struct chat_request *r)
 static enum fst_status follow(struct chat *c, fst_request *req, struct chat_stream *st)
 {
     struct fst_request_view v;
-    size_t fed = 0;
-    for (;;) {
-        enum fst_status rc = fst_request_wait(req, 0.015);
-        fst_request_get_view(req, &v);
-        bool ended = v.finish != FST_FINISH_NONE;
-        while (fed < v.n && !chat_stream_result(st)->stopped) {
-            FST_TRY(
-                chat_stream_feed(st, v.ids[fed], v.finish == FST_FINISH_STOP && fed + 1 == v.n));
-            fed++;
-        }
-        if (ended || chat_stream_result(st)->stopped)
-            break;
-        if (rc < 0 && rc != FST_ETIMEOUT)
-            return rc;
-        if (tool_interrupted(true))
-            fst_request_cancel(req);
-    }
-    enum chat_end end = v.finish == FST_FINISH_LENGTH  ? CHAT_END_LENGTH
-                        : v.finish == FST_FINISH_ABORT ? CHAT_END_ABORT
-                                                       : CHAT_END_STOP;
-    FST_TRY(chat_stream_finish(st, end));
+    enum fst_status rc = tool_follow(req, st, &v);
+    tool_interrupted(true); /* Ctrl-C ended the answer, not the program */
     shade(c, false);
-    if (v.finish == FST_FINISH_ERROR)
-        return fst_error(v.status, "%s", v.error);
+    if (rc < 0)
+        return rc;
     size_t n = (size_t)chat_stream_result(st)->n_tokens;
     c->answers++;
     c->tokens += n;
@@ -182,7 +162,7 @@ static enum fst_status follow(struct chat *c, fst_request *req, struct chat_stre
     fflush(stdout);
     if (c->stats) {
         fprintf(stderr, "%s[%zu tokens, %.1f tok/s", c->color ? "\033[2m" : "", n,
-                v.decode_s > 0 && n > 1 ? (double)(n - 1) / v.decode_s : 0.0);
+                tool_decode_rate(&v, n));
         if (v.spec.verify_steps)
             fprintf(stderr, ", accept length %.2f", v.spec.accept_length);
         fprintf(stderr, "%s]%s\n",

@@ -3,7 +3,6 @@
 
 #include "base/file.h"
 #include "base/utf8.h"
-#include "chat/stream.h"
 #include "tools/tool.h"
 
 static const struct option_def defs[] = {
@@ -54,7 +53,6 @@ struct job {
     fst_request *req;
     struct fst_request_view v;
     struct buf text; /* everything that was shown */
-    size_t fed;
     bool show;
     uint64_t seed;
 };
@@ -150,36 +148,6 @@ static enum fst_status submit(struct job *j)
     return fst_request_submit(j->e, &r, &j->req);
 }
 
-static enum fst_status follow(struct job *j)
-{
-    for (;;) {
-        enum fst_status rc = fst_request_wait(j->req, 0.02);
-        fst_request_get_view(j->req, &j->v);
-        const struct fst_request_view *v = &j->v;
-        bool ended = v->finish != FST_FINISH_NONE;
-        while (j->st && j->fed < v->n && !chat_stream_result(j->st)->stopped) {
-            bool stop = v->finish == FST_FINISH_STOP && j->fed + 1 == v->n;
-            /* An end id that has not been seen to end the request is held for the next look. */
-            FST_TRY(chat_stream_feed(j->st, v->ids[j->fed], stop));
-            j->fed++;
-        }
-        if (j->st && chat_stream_result(j->st)->stopped)
-            break;
-        if (ended)
-            break;
-        if (rc < 0 && rc != FST_ETIMEOUT)
-            return rc;
-        if (tool_interrupted(false))
-            fst_request_cancel(j->req);
-    }
-    if (j->v.finish == FST_FINISH_ERROR)
-        return fst_error(j->v.status, "%s", j->v.error);
-    enum chat_end end = j->v.finish == FST_FINISH_LENGTH  ? CHAT_END_LENGTH
-                        : j->v.finish == FST_FINISH_ABORT ? CHAT_END_ABORT
-                                                          : CHAT_END_STOP;
-    return j->st ? chat_stream_finish(j->st, end) : FST_OK;
-}
-
 static int print_result(const struct job *j)
 {
     const struct fst_request_view *v = &j->v;
@@ -212,8 +180,7 @@ static int print_result(const struct job *j)
                ",\"timing\":{\"load_s\":%.6f,\"prefill_s\":%.6f,\"decode_s\":%.6f,"
                "\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}",
                j->info.load_s, v->prefill_s, v->decode_s,
-               v->prefill_s > 0 ? computed / v->prefill_s : 0.0,
-               v->decode_s > 0 && n > 1 ? (double)(n - 1) / v->decode_s : 0.0);
+               v->prefill_s > 0 ? computed / v->prefill_s : 0.0, tool_decode_rate(v, n));
     int status = tool_print_json(&b);
     buf_release(&b);
     return status;
@@ -236,7 +203,7 @@ static enum fst_status run(struct job *j)
     fst_engine_get_info(j->e, &j->info);
     FST_TRY(open_stream(j));
     FST_TRY(submit(j));
-    return follow(j);
+    return tool_follow(j->req, j->st, &j->v);
 }
 
 int cmd_generate(int argc, char **argv)
@@ -264,8 +231,7 @@ int cmd_generate(int argc, char **argv)
                 printf("%s%d%s", i ? ", " : "[", j.v.ids[i], i + 1 == j.v.n ? "]" : "");
         putc('\n', stdout);
         fprintf(stderr, "%zu prompt, %zu new tokens, prefill %.2f s, decode %.1f tok/s",
-                j.v.n_prompt, j.v.n, j.v.prefill_s,
-                j.v.decode_s > 0 && j.v.n > 1 ? (double)(j.v.n - 1) / j.v.decode_s : 0.0);
+                j.v.n_prompt, j.v.n, j.v.prefill_s, tool_decode_rate(&j.v, j.v.n));
         if (j.v.spec.verify_steps)
             fprintf(stderr, ", accept length %.2f", j.v.spec.accept_length);
         fprintf(stderr, "\n");

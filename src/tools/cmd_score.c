@@ -132,20 +132,15 @@ static enum fst_status run(const struct options *o, struct job *j, struct fst_re
         r.on_prompt_logits_ud = &j->raw;
     }
     FST_TRY(fst_request_submit(j->e, &r, &j->req));
-    while (fst_request_wait(j->req, 0.2) == FST_ETIMEOUT)
-        if (tool_interrupted(false))
-            fst_request_cancel(j->req);
-    fst_request_get_view(j->req, v);
+    enum fst_status rc = tool_follow(j->req, NULL, v);
     if (path && (fclose(j->raw.f) != 0 || j->raw.bad)) {
         j->raw.f = NULL;
         return fst_error(FST_EIO, "%s: write failed", path);
     }
     j->raw.f = NULL;
-    if (v->finish == FST_FINISH_ERROR)
-        return fst_error(v->status, "%s", v->error);
-    if (v->finish == FST_FINISH_ABORT)
+    if (rc == FST_OK && v->finish == FST_FINISH_ABORT)
         return fst_error(FST_ECANCELED, "score: interrupted");
-    return FST_OK;
+    return rc;
 }
 
 int cmd_score(int argc, char **argv)

@@ -396,6 +396,45 @@ enum fst_status tool_render(struct chat_request *r, struct chat_prompt *p, const
     return rc;
 }
 
+/* ------------------------------------------------------------------ following */
+
+static enum fst_status feed(struct chat_stream *st, const struct fst_request_view *v, size_t *fed)
+{
+    while (st && *fed < v->n && !chat_stream_result(st)->stopped) {
+        bool is_stop = v->finish == FST_FINISH_STOP && *fed + 1 == v->n;
+        FST_TRY(chat_stream_feed(st, v->ids[*fed], is_stop));
+        ++*fed;
+    }
+    return FST_OK;
+}
+
+enum fst_status tool_follow(fst_request *req, struct chat_stream *st, struct fst_request_view *v)
+{
+    size_t fed = 0;
+    for (;;) {
+        enum fst_status rc = fst_request_wait(req, 0.015);
+        fst_request_get_view(req, v);
+        FST_TRY(feed(st, v, &fed));
+        if (v->finish != FST_FINISH_NONE || (st && chat_stream_result(st)->stopped))
+            break;
+        if (rc < 0 && rc != FST_ETIMEOUT)
+            return rc;
+        if (tool_interrupted(false))
+            fst_request_cancel(req);
+    }
+    enum chat_end end = v->finish == FST_FINISH_LENGTH  ? CHAT_END_LENGTH
+                        : v->finish == FST_FINISH_ABORT ? CHAT_END_ABORT
+                                                        : CHAT_END_STOP;
+    if (st)
+        FST_TRY(chat_stream_finish(st, end));
+    return v->finish == FST_FINISH_ERROR ? fst_error(v->status, "%s", v->error) : FST_OK;
+}
+
+double tool_decode_rate(const struct fst_request_view *v, size_t n)
+{
+    return v->decode_s > 0 && n > 1 ? (double)(n - 1) / v->decode_s : 0;
+}
+
 /* ------------------------------------------------------------------ output */
 
 int tool_print_json(const struct buf *b)

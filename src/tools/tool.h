@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/options.h"
 #include "chat/chat.h"
+#include "chat/stream.h"
 #include "firesteel/engine.h"
 #include "tokenizer/tokenizer.h"
 
@@ -46,6 +47,10 @@ enum fst_status tool_engine_open(fst_engine **out, struct fst_engine_opts *e,
 enum fst_status tool_seed(uint64_t *out, const char *flag, const char *text);
 /* --tokenizer FILE, else the model's; a folder counts as its tokenizer.json. */
 enum fst_status tool_tokenizer(struct tokenizer **out, const struct options *o);
+/* Poll a request to its end: new ids go to the stream (or nowhere: NULL), Ctrl-C cancels.  A stop
+ * string ends it before the engine does.  *v is the last view. */
+enum fst_status tool_follow(fst_request *req, struct chat_stream *st, struct fst_request_view *v);
+double tool_decode_rate(const struct fst_request_view *v, size_t n); /* tokens/s after the first */
 enum fst_status tool_read_ids(struct tokenizer_ids *out, const char *path);
 enum fst_status tool_parse_ids(struct tokenizer_ids *out, const char *text, size_t len,
                                const char *name);
