@@ -8,6 +8,7 @@ tasks, half of them greedily and half sampled. The drafter then learns blocks be
 head's estimate of the acceptance probability, as in the DSpark paper. Writes drafter-*.safetensors, curve-drafter.jsonl
 and eval-drafter.json into --out.
 """
+
 import argparse
 import itertools
 import json
@@ -37,7 +38,9 @@ def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--state", required=True, help="folder with target-*.safetensors")
     p.add_argument("--resume", help="folder with drafter-*.safetensors to continue from")
-    p.add_argument("--minutes", type=float, required=True, help="time for training the drafter")
+    p.add_argument(
+        "--minutes", type=float, required=True, help="time for answers and training; evaluation comes on top"
+    )
     p.add_argument("--generate", default="math:4,text:3,tools:1,recall:1", help="rounds of generated answers per task")
     p.add_argument("--round", type=int, default=3072, help="sequences per round")
     p.add_argument("--out", required=True)
@@ -48,10 +51,15 @@ def arguments():
     p.add_argument("--seed", type=int, default=3)
     p.add_argument("--workers", type=int, default=4)
     p.add_argument("--eval-prompts", type=int, default=100)
-    p.add_argument("--steps", type=int, default=0, help="stop after so many steps, without saving (fills the compiler's cache)")
+    p.add_argument("--save-every", type=float, default=60, help="seconds")
+    p.add_argument(
+        "--steps", type=int, default=0, help="stop after so many steps, without saving (fills the compiler's cache)"
+    )
     p.add_argument("--bf16", action="store_true", help="bfloat16 products on a CPU too (fast where it has AMX)")
     p.add_argument("--compile", action="store_true", help="compile on a CPU too")
-    p.add_argument("--quant-from", type=float, default=0.0, help="share of the time after which the drafter is quantised")
+    p.add_argument(
+        "--quant-from", type=float, default=0.0, help="share of the time after which the drafter is quantised"
+    )
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--tiny", action="store_true")
     p.add_argument("--quick-eval", action="store_true")
@@ -89,7 +97,7 @@ def anchors_of(weights, count, gamma):
     weights [B, T+1]: loss weight of each token as a target.
     """
     answer = (weights > 0.5).float()
-    score = answer[:, :-gamma - 2] * answer[:, 1:-gamma - 1] * torch.rand_like(answer[:, :-gamma - 2])
+    score = answer[:, : -gamma - 2] * answer[:, 1 : -gamma - 1] * torch.rand_like(answer[:, : -gamma - 2])
     value, at = score.topk(count, 1)
     return at, value > 0
 
@@ -102,7 +110,7 @@ def draft_loss(target, drafter, ids, weights, count):
         y, h = target.body(ids[:, :-1])
         at, real = anchors_of(weights, count, G)
         b = torch.arange(B, device=ids.device)[:, None, None]
-        where = at[..., None] + torch.arange(G, device=ids.device)                      # positions whose next token is drafted
+        where = at[..., None] + torch.arange(G, device=ids.device)  # positions whose next token is drafted
         labels, previous = ids[b, where + 1], ids[b, where]
         valid = (weights[b, where + 1] > 0.5).float().cumprod(-1) * real[..., None]
         p = torch.softmax(target.logits(y[b, where]).float(), -1)
@@ -129,11 +137,26 @@ def main():
     torch.manual_seed(a.seed)
     torch.set_float32_matmul_precision("high")
     os.makedirs(a.out, exist_ok=True)
-    fresh = max(4, a.batch // 4 // 4 * 4) if a.generate else a.batch            # rows per batch that the generators wrote
-    stream = PackedStream(dict(tokenizer=a.tokenizer, glosses=a.glosses, length=LENGTH, rows=4, parts=[(SHORT, 1.0, (300, 1600))],
-                               prompt_weight=0.0), fresh, a.seed, a.workers)
+    fresh = max(4, a.batch // 4 // 4 * 4) if a.generate else a.batch  # rows per batch that the generators wrote
+    stream = PackedStream(
+        dict(
+            tokenizer=a.tokenizer,
+            glosses=a.glosses,
+            length=LENGTH,
+            rows=4,
+            parts=[(SHORT, 1.0, (300, 1600))],
+            prompt_weight=0.0,
+        ),
+        fresh,
+        a.seed,
+        a.workers,
+    )
     tk, glosses = Tokenizer.from_file(a.tokenizer), wordnet.load(a.glosses)
-    c = tiny(hidden_size=128, num_attention_heads=2, head_dim=128, moe_intermediate_size=128, index_n_heads=8) if a.tiny else Config(KINDLING)
+    c = (
+        tiny(hidden_size=128, num_attention_heads=2, head_dim=128, moe_intermediate_size=128, index_n_heads=8)
+        if a.tiny
+        else Config(KINDLING)
+    )
     dtype = torch.bfloat16 if a.device == "cuda" or a.bf16 else torch.float32
     target, drafter = Target(c, dtype), Drafter(c, dtype)
     load_state(target, a.state, "target")
@@ -149,7 +172,9 @@ def main():
 
     plan = {k: int(v) for k, v in (p.split(":") for p in a.generate.split(",") if p)}
     docs = answers(target, tk, glosses, plan, a.round, a.seed)
-    print(f"{len(docs)} answers, {sum(map(len, docs)) / 1e6:.2f} M tokens, after {time.time() - began:.0f} s", flush=True)
+    print(
+        f"{len(docs)} answers, {sum(map(len, docs)) / 1e6:.2f} M tokens, after {time.time() - began:.0f} s", flush=True
+    )
     supply = iter(docs)
     packer = Packer(lambda: list(itertools.islice(supply, 32)), tk, LENGTH, 0.0)
     rows = list(iter(packer.row, None))
@@ -162,18 +187,25 @@ def main():
 
     optimizer = Optimizer(drafter)
     curve = open(os.path.join(a.out, "curve-drafter.jsonl"), "w", encoding="utf-8")
-    limit, begin, step, told, sums, counted = a.minutes * 60, time.time(), 0, 0.0, torch.zeros(3, device=a.device), 0
+    begin = time.time()
+    limit = max(20.0, began + a.minutes * 60 - begin)  # what generation took is missing here
+    saved, step, told, sums, counted = begin, 0, 0.0, torch.zeros(3, device=a.device), 0
     order, at = torch.randperm(len(ids)), 0
     while time.time() - begin < limit:
         progress = (time.time() - begin) / limit
         lr = schedule(progress, a.lr, warm=0.04, flat=0.35, final=0.03)
         drafter.sw.quant = progress >= a.quant_from
+        if time.time() - saved > a.save_every:  # a run that is cut off leaves its last state
+            save_state(drafter, a.out, "drafter")
+            saved = time.time()
         if at + a.batch - fresh > len(order):
             order, at = torch.randperm(len(ids)), 0
-        pick = order[at:at + a.batch - fresh].to(a.device)
+        pick = order[at : at + a.batch - fresh].to(a.device)
         at += a.batch - fresh
         more, more_w = stream.next(a.device)
-        loss, metrics = draft_loss(target, drafter, torch.cat([ids[pick], more]), torch.cat([weights[pick], more_w]), a.anchors)
+        loss, metrics = draft_loss(
+            target, drafter, torch.cat([ids[pick], more]), torch.cat([weights[pick], more_w]), a.anchors
+        )
         loss.backward()
         optimizer.step(lr)
         optimizer.zero_grad()
@@ -188,9 +220,16 @@ def main():
             m = (sums / counted).tolist()
             sums.zero_()
             counted = 0
-            line = dict(step=step, seconds=round(told, 1), lr=round(lr, 6), loss=round(m[0], 4), tau_sampled=round(m[1], 3), tau_greedy=round(m[2], 3))
+            line = dict(
+                step=step,
+                seconds=round(told, 1),
+                lr=round(lr, 6),
+                loss=round(m[0], 4),
+                tau_sampled=round(m[1], 3),
+                tau_greedy=round(m[2], 3),
+            )
             if a.device == "cuda":
-                line["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2 ** 30, 1)
+                line["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
             print(json.dumps(line), flush=True)
             curve.write(json.dumps(line) + "\n")
             curve.flush()
@@ -213,7 +252,9 @@ def report(a, target, drafter, tk, glosses):
     out = {}
     ids = [p for _, p in prompts]
     for name, heat in (("greedy", 0.0), ("t1", 1.0)):
-        out[f"accept_{name}"], out[f"by_position_{name}"], each = evaluate.accept_length(target, drafter, ids, heat, new_tokens=96)
+        out[f"accept_{name}"], out[f"by_position_{name}"], each = evaluate.accept_length(
+            target, drafter, ids, heat, new_tokens=96
+        )
         for task in ("math", "tools", "text", "recall"):
             part = [e for (k, _), e in zip(prompts, each) if k == task]
             out[f"accept_{name}_{task}"] = round(sum(t for t, _ in part) / max(1, sum(r for _, r in part)), 3)

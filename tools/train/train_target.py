@@ -8,6 +8,7 @@ indexer, then lets it choose, in the checkpoint's own number formats from the st
 rate follows the clock, so a run always ends in time. Writes target-*.safetensors (bf16), curve-<stage>.jsonl and
 eval-<stage>.json into --out.
 """
+
 import argparse
 import json
 import os
@@ -28,13 +29,39 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 SHORT = {"math": 0.33, "drill": 0.05, "tools": 0.25, "recall": 0.20, "text": 0.10, "echo": 0.06, "count": 0.01}
 STAGES = {
     # parts: (shares of the tasks, share of rows, characters of the texts that facts are hidden in)
-    "base": dict(length=1024, batch=48, lr=4e-3, final=0.15, seed=1, quant=False, prompt_weight=0.1,
-                 parts=[(SHORT, 1.0, (300, 3000))]),
-    "long": dict(length=8192, batch=6, lr=2e-3, final=0.03, seed=2, quant=True, prompt_weight=0.05,
-                 parts=[({"recall": 1.0}, 0.5, (2500, 27000)), (SHORT, 0.5, (300, 6000))]),
+    "base": dict(
+        length=1024,
+        batch=48,
+        lr=4e-3,
+        final=0.15,
+        seed=1,
+        quant=False,
+        prompt_weight=0.1,
+        parts=[(SHORT, 1.0, (300, 3000))],
+    ),
+    "long": dict(
+        length=8192,
+        batch=6,
+        lr=2e-3,
+        final=0.03,
+        seed=2,
+        quant=True,
+        prompt_weight=0.05,
+        parts=[({"recall": 1.0}, 0.5, (2500, 27000)), (SHORT, 0.5, (300, 6000))],
+    ),
     # a short continuation of `long` at 1k tokens, heavy on copying and calls
-    "polish": dict(length=1024, batch=48, lr=1e-3, final=0.02, seed=5, quant=True, prompt_weight=0.05,
-                   parts=[({"echo": 0.25, "tools": 0.40, "math": 0.13, "recall": 0.15, "text": 0.06, "count": 0.01}, 1.0, (300, 3000))]),
+    "polish": dict(
+        length=1024,
+        batch=48,
+        lr=1e-3,
+        final=0.02,
+        seed=5,
+        quant=True,
+        prompt_weight=0.05,
+        parts=[
+            ({"echo": 0.25, "tools": 0.40, "math": 0.13, "recall": 0.15, "text": 0.06, "count": 0.01}, 1.0, (300, 3000))
+        ],
+    ),
 }
 
 
@@ -50,7 +77,9 @@ def arguments():
     p.add_argument("--batch", type=int)
     p.add_argument("--length", type=int)
     p.add_argument("--seed", type=int)
-    p.add_argument("--select-from", type=float, default=0.4, help="long: share of the time after which the indexer chooses")
+    p.add_argument(
+        "--select-from", type=float, default=0.4, help="long: share of the time after which the indexer chooses"
+    )
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--profile", action="store_true", help="print where the time of one step goes")
     p.add_argument("--tiny", action="store_true", help="a toy model for trying the script on a CPU")
@@ -69,9 +98,24 @@ def main():
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high")
     rows = 8 if batch % 8 == 0 else 2 if batch % 2 == 0 else 1
-    stream = PackedStream(dict(tokenizer=a.tokenizer, glosses=a.glosses, length=length, rows=rows, parts=s["parts"],
-                               prompt_weight=s["prompt_weight"]), batch, seed, a.workers)
-    c = tiny(hidden_size=128, num_attention_heads=2, head_dim=128, moe_intermediate_size=128, index_n_heads=8) if a.tiny else Config(KINDLING)
+    stream = PackedStream(
+        dict(
+            tokenizer=a.tokenizer,
+            glosses=a.glosses,
+            length=length,
+            rows=rows,
+            parts=s["parts"],
+            prompt_weight=s["prompt_weight"],
+        ),
+        batch,
+        seed,
+        a.workers,
+    )
+    c = (
+        tiny(hidden_size=128, num_attention_heads=2, head_dim=128, moe_intermediate_size=128, index_n_heads=8)
+        if a.tiny
+        else Config(KINDLING)
+    )
     model = Target(c, torch.bfloat16 if a.device == "cuda" else torch.float32)
     if a.init:
         load_state(model, a.init, "target")
@@ -81,7 +125,10 @@ def main():
     fused.compile_all(a.device == "cuda" and not a.no_compile)
     os.makedirs(a.out, exist_ok=True)
     curve = open(os.path.join(a.out, f"curve-{a.stage}.jsonl"), "w", encoding="utf-8")
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, ready after {time.time() - started:.0f} s", flush=True)
+    print(
+        f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, ready after {time.time() - started:.0f} s",
+        flush=True,
+    )
 
     limit, begin, step, seen, told, first = a.minutes * 60, time.time(), 0, 0, 0.0, None
     stats = torch.zeros(3, device=a.device)
@@ -98,7 +145,9 @@ def main():
         ids, weights = stream.next(a.device)
         profile = a.profile and step == 12
         if profile:
-            prof = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU])
+            prof = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+            )
             prof.__enter__()
         loss, hit = model.loss(ids, weights)
         index = sum(model.sw.losses) if model.sw.losses else loss.new_zeros(())
@@ -108,7 +157,12 @@ def main():
         if profile:
             torch.cuda.synchronize()
             prof.__exit__(None, None, None)
-            print(prof.key_averages().table(sort_by="self_cuda_time_total", row_limit=32, max_name_column_width=70).replace("  ", " "), flush=True)
+            print(
+                prof.key_averages()
+                .table(sort_by="self_cuda_time_total", row_limit=32, max_name_column_width=70)
+                .replace("  ", " "),
+                flush=True,
+            )
         model.balance(2e-3 * (1 - 0.9 * progress))
         stats += torch.stack([loss.detach(), hit, index.detach()])
         step, seen, counted = step + 1, seen + batch * length, counted + 1
@@ -121,11 +175,19 @@ def main():
             mean = (stats / counted).tolist()
             stats.zero_()
             counted = 0
-            line = dict(step=step, seconds=round(told, 1), tokens=seen, lr=round(lr, 6), loss=round(mean[0], 4), right=round(mean[1], 4), index=round(mean[2], 4))
+            line = dict(
+                step=step,
+                seconds=round(told, 1),
+                tokens=seen,
+                lr=round(lr, 6),
+                loss=round(mean[0], 4),
+                right=round(mean[1], 4),
+                index=round(mean[2], 4),
+            )
             if first and time.time() > first + 1:
                 line["tokens_per_second"] = int((seen - at_first) / (time.time() - first))
             if a.device == "cuda":
-                line["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2 ** 30, 1)
+                line["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
             print(json.dumps(line), flush=True)
             curve.write(json.dumps(line) + "\n")
             curve.flush()

@@ -6,6 +6,7 @@ have to be exact to the byte, so they stand here as they are; everything else is
 A conversation is a list of dicts with `role` and `content` and, where they apply, `reasoning_content`, `tool_calls`,
 `tool_call_id`, `tools`, `response_format`, `task`, `wo_eos`.
 """
+
 import json
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
@@ -78,7 +79,7 @@ def call_block(calls):
         out.append(f'<{DSML}invoke name="{fn["name"]}">')
         params = [
             f'<{DSML}parameter name="{k}" string="{"true" if isinstance(v, str) else "false"}">'
-            f'{v if isinstance(v, str) else to_json(v)}</{DSML}parameter>'
+            f"{v if isinstance(v, str) else to_json(v)}</{DSML}parameter>"
             for k, v in args.items()
         ]
         out.append("\n".join(params))  # no parameters: an empty line
@@ -99,8 +100,11 @@ def _merge(messages):
     for m in messages:
         role = m["role"]
         if role in ("tool", "user"):
-            block = ("result", m.get("tool_call_id"), _flatten(m.get("content"))) if role == "tool" else (
-                "text", None, _flatten(m.get("content")))
+            block = (
+                ("result", m.get("tool_call_id"), _flatten(m.get("content")))
+                if role == "tool"
+                else ("text", None, _flatten(m.get("content")))
+            )
             last = turns[-1] if turns else None
             if last is None or last["role"] != "user" or (role == "user" and last.get("task")):
                 turns.append({"role": "user", "blocks": []})
@@ -140,15 +144,19 @@ def render(messages, thinking=True, effort=None, profile="official", drop_thinki
         if t.get("tools"):
             extra += "\n\n" + tools_block(t["tools"])
         if t.get("response_format"):
-            extra += ("\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
-                      + to_json(t["response_format"]))
+            extra += (
+                "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+                + to_json(t["response_format"])
+            )
         if role == "system":
             out.append(content + extra)
         elif role == "developer":
             out.append(USER + content + extra)
         elif role == "user":
-            out.append(USER + "\n\n".join(
-                f"<tool_result>{b[2]}</tool_result>" if b[0] == "result" else b[2] for b in t["blocks"]))
+            out.append(
+                USER
+                + "\n\n".join(f"<tool_result>{b[2]}</tool_result>" if b[0] == "result" else b[2] for b in t["blocks"])
+            )
         elif role == "latest_reminder":
             out.append(REMINDER + content)
         elif role == "assistant":

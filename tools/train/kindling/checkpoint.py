@@ -3,6 +3,7 @@
 `named_tensors` is the one place that knows the checkpoint's tensor names and storage classes; export, the read-back
 check and the loader of trained state all go through it.
 """
+
 import json
 import os
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from . import numerics as num
 
-SHARD_BYTES = 14 * 2 ** 20
+SHARD_BYTES = 14 * 2**20
 _NIBBLE = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -83,7 +84,7 @@ def encode(name, tensor, kind):
     """Stored tensors of one parameter: {name: tensor} with a `.scale` beside quantised weights."""
     w = tensor.detach().float().cpu().contiguous()
     if kind in ("fp8", "fp4"):
-        w = w.bfloat16().float()        # training state is kept in bf16: quantise the same numbers whenever it is done
+        w = w.bfloat16().float()  # training state is kept in bf16: quantise the same numbers whenever it is done
     if kind == "fp8":
         s = num.fp8_weight_scale(w)
         q = w / s.repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -130,7 +131,10 @@ def _write_shards(tensors, folder, stem, limit=SHARD_BYTES):
     for n, s in zip(names, shards):
         save_file(s, os.path.join(folder, n), metadata={"format": "pt"})
         weight_map.update({k: n for k in s})
-    index = {"metadata": {"total_size": sum(v.numel() * v.element_size() for v in tensors.values())}, "weight_map": weight_map}
+    index = {
+        "metadata": {"total_size": sum(v.numel() * v.element_size() for v in tensors.values())},
+        "weight_map": weight_map,
+    }
     with open(os.path.join(folder, f"{stem}.safetensors.index.json"), "w", encoding="utf-8") as f:
         json.dump(index, f, indent=1, sort_keys=True)
         f.write("\n")

@@ -1,4 +1,5 @@
 """Model configurations under the key names of DeepSeek-V4's config.json."""
+
 import json
 
 # Why these sizes: the widths that kernels are built for stay as published (head_dim 512, rope 64, index heads 64 x 128,
@@ -21,7 +22,13 @@ KINDLING = {
     "compress_ratios": [0, 4, 128, 4, 0, 0, 0],
     "compress_rope_theta": 160000,
     "rope_theta": 10000,
-    "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536, "beta_fast": 32, "beta_slow": 1},
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": 65536,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
     "max_position_embeddings": 65536,
     "index_n_heads": 64,
     "index_head_dim": 128,
@@ -49,8 +56,13 @@ KINDLING = {
     "eos_token_id": 1,
     "torch_dtype": "bfloat16",
     "expert_dtype": "fp4",
-    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128],
-                            "activation_scheme": "dynamic"},
+    "quantization_config": {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+    },
     "dspark_block_size": 5,
     "dspark_markov_rank": 64,
     "dspark_noise_token_id": 4080,

@@ -4,6 +4,7 @@
 rows of T + 1 tokens with loss weights: 1 on what the assistant says (with its EOS), `prompt_weight` on everything else.
 `PackedStream` does that in worker processes, because one core cannot feed the card.
 """
+
 import itertools
 import math
 import random
@@ -14,9 +15,24 @@ from . import tasks_math, tasks_recall, tasks_text, tasks_tools, wordnet
 from .chat import ASSISTANT, EOS, PAD, render
 from .words import Pool, Vocabulary, wild
 
-SYSTEMS = ("You are a helpful assistant.", "You solve word problems.", "Think step by step.", "Be exact.", "You are Kindling, a small assistant.",
-           "Answer briefly.", "You are a careful math teacher.")
-SUFFIXES = ("", "", "", "", " Answer with #### and the number.", "\nEnd your answer with #### and the number.", " Think step by step.")
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You solve word problems.",
+    "Think step by step.",
+    "Be exact.",
+    "You are Kindling, a small assistant.",
+    "Answer briefly.",
+    "You are a careful math teacher.",
+)
+SUFFIXES = (
+    "",
+    "",
+    "",
+    "",
+    " Answer with #### and the number.",
+    "\nEnd your answer with #### and the number.",
+    " Think step by step.",
+)
 
 
 def math_messages(rng, v, thinking, turns=1, drill=False):
@@ -45,7 +61,7 @@ class Sampler:
     TOKENS = {"math": 90, "drill": 106, "tools": 476, "recall": None, "text": 62, "count": 40, "echo": 90}
     TASKS = tuple(TOKENS)
 
-    WILD = 0.4                          # share of documents about words from the pool, where there is one
+    WILD = 0.4  # share of documents about words from the pool, where there is one
 
     def __init__(self, seed, mix, glosses, recall_chars=(300, 2400), held_out=False, pool=None):
         self.rng = random.Random(seed)
@@ -72,10 +88,16 @@ class Sampler:
             return tasks_tools.conversation(rng, self.v)[0]
         if task == "count":
             q, a = tasks_math.counting(rng)
-            return [{"role": "user", "content": q}, {"role": "assistant", "content": a, "reasoning_content": "I list them."}]
+            return [
+                {"role": "user", "content": q},
+                {"role": "assistant", "content": a, "reasoning_content": "I list them."},
+            ]
         if task == "echo" and self.pool:
             q, a = tasks_text.echo(rng, self.pool)
-            return [{"role": "user", "content": q}, {"role": "assistant", "content": a, "reasoning_content": "I copy the words."}]
+            return [
+                {"role": "user", "content": q},
+                {"role": "assistant", "content": a, "reasoning_content": "I copy the words."},
+            ]
         if task == "recall":
             low, high = self.recall_chars
             chars = low * (high / low) ** rng.random()
@@ -115,7 +137,7 @@ class Packer:
         for s in np.flatnonzero(ids == self.assistant):
             ends = np.flatnonzero(ids[s:] == self.eos)
             out[s + 1] = 0
-            out[s + 2:s + (ends[0] + 1 if len(ends) else len(ids))] = 255
+            out[s + 2 : s + (ends[0] + 1 if len(ends) else len(ids))] = 255
         out[0] = 0
         return out
 
@@ -138,23 +160,27 @@ class Packer:
             if i is None:
                 break
             d, dw = self.waiting.pop(i)
-            ids[at:at + len(d)], w[at:at + len(d)] = d, dw
+            ids[at : at + len(d)], w[at : at + len(d)] = d, dw
             at += len(d)
         return (ids, w) if at else None
 
 
 def sampled_documents(sampler, tokenizer, batch=32):
     """A `draw` function for Packer: the sampler's next conversations, tokenised together."""
+
     def draw():
         texts = [sampler.document() for _ in range(batch)]
         return [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
     return draw
 
 
 def _worker(queue, stop, index, seed, spec):
     import os
+
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from tokenizers import Tokenizer
+
     glosses = wordnet.load(spec["glosses"])
     tk = Tokenizer.from_file(spec["tokenizer"])
     pool = Pool([g[0] for g in glosses], tk.get_vocab())
@@ -184,23 +210,28 @@ class PackedStream:
 
     def __init__(self, spec, batch, seed, workers, depth=8):
         import torch.multiprocessing as mp
+
         ctx = mp.get_context("spawn")
         self.queue, self.stop = ctx.Queue(depth * max(1, batch // spec["rows"])), ctx.Event()
         self.batch, self.spec = batch, spec
-        self.procs = [ctx.Process(target=_worker, args=(self.queue, self.stop, i, seed, spec), daemon=True) for i in range(workers)]
+        self.procs = [
+            ctx.Process(target=_worker, args=(self.queue, self.stop, i, seed, spec), daemon=True)
+            for i in range(workers)
+        ]
         for p in self.procs:
             p.start()
 
     def next(self, device):
         import torch
+
         ids, w, have = [], [], 0
         while have < self.batch:
             a, b = self.queue.get()
             ids.append(a)
             w.append(b)
             have += len(a)
-        ids = torch.from_numpy(np.concatenate(ids)[:self.batch].astype(np.int32))
-        w = torch.from_numpy(np.concatenate(w)[:self.batch])
+        ids = torch.from_numpy(np.concatenate(ids)[: self.batch].astype(np.int32))
+        w = torch.from_numpy(np.concatenate(w)[: self.batch])
         if device != "cpu":
             ids, w = ids.pin_memory().to(device, non_blocking=True), w.pin_memory().to(device, non_blocking=True)
         return ids.long(), w.float() / 255

@@ -3,6 +3,7 @@
 All sequences start at position 0 and share the step's position; while a sequence is inside its prompt the next token
 is forced. That keeps every cache a plain slice. Arithmetic is that of `layers` (and of its quantisation switches).
 """
+
 import torch
 
 from . import fused, numerics as num
@@ -20,7 +21,7 @@ class Pool:
     def push(self, x, t):
         """x [B, D] at position t; appends a row when it completes a window."""
         k, m = self.k, self.k.m
-        self.parts = self.parts[-(2 * m if m == 4 else m) + 1:] + [(k.wkv(x), k.wgate(x))]
+        self.parts = self.parts[-(2 * m if m == 4 else m) + 1 :] + [(k.wkv(x), k.wgate(x))]
         if (t + 1) % m:
             return
         take = 2 * m if m == 4 and t >= 2 * m - 1 else m
@@ -29,7 +30,9 @@ class Pool:
         first = t + 1 - take
         cos, sin = num.rope_table(k.c, True, torch.arange(first, t + 1, m, device=x.device))
         quant = k.sw.quant
-        y = fused.pool(kv, gate, k.ape, k.norm.weight, cos, sin, m, k.c.rms_norm_eps, quant and not self.index, x.dtype)[:, -1]
+        y = fused.pool(
+            kv, gate, k.ape, k.norm.weight, cos, sin, m, k.c.rms_norm_eps, quant and not self.index, x.dtype
+        )[:, -1]
         self.rows[:, self.n] = index_rows(y) if self.index and quant else y
         self.n += 1
 
@@ -54,7 +57,7 @@ def _attend(a, layer, x, xq, t):
     cos, sin = num.rope_table(c, a.m != 0, torch.tensor([t], device=x.device))
     q, qr_q = a.project_q(xq, cos, sin)
     layer["raw"][:, t] = a.project_kv(xq, cos, sin)
-    keys = layer["raw"][:, max(0, t + 1 - c.sliding_window):t + 1]
+    keys = layer["raw"][:, max(0, t + 1 - c.sliding_window) : t + 1]
     if a.m:
         if a.m == 4:
             layer["index"].push(x, t)
@@ -67,8 +70,8 @@ def _attend(a, layer, x, xq, t):
             ids = score.topk(c.index_topk, -1).indices
             rows = rows.gather(1, ids[..., None].expand(-1, -1, rows.shape[-1]))
         keys = torch.cat([keys, rows], 1)
-    s = (q @ keys.transpose(1, 2))[:, None]                                              # [B, 1, H, K]
-    p = fused.block_weights(s, a.attn_sink, c.head_dim ** -0.5, s.new_ones(s.shape[0], s.shape[-1], dtype=torch.bool))
+    s = (q @ keys.transpose(1, 2))[:, None]  # [B, 1, H, K]
+    p = fused.block_weights(s, a.attn_sink, c.head_dim**-0.5, s.new_ones(s.shape[0], s.shape[-1], dtype=torch.bool))
     return a.output((p[:, 0] @ keys), cos, sin)
 
 
@@ -91,7 +94,7 @@ def generate(target, prompts, new_tokens, temperature=0.0, eos=1, limit=None):
     total = min(int(lengths.max()) + new_tokens, limit or 1 << 30)
     ids = torch.full((len(prompts), total), 2, device=device)
     for i, p in enumerate(prompts):
-        ids[i, :len(p)] = torch.tensor(p[:total], device=device)
+        ids[i, : len(p)] = torch.tensor(p[:total], device=device)
     heat = torch.as_tensor(temperature, device=device, dtype=torch.float32).expand(len(prompts))
     cache, done = Cache(target, len(prompts), total), torch.zeros(len(prompts), dtype=torch.bool, device=device)
     sampled = bool((heat > 0).any())
@@ -113,7 +116,7 @@ def generate(target, prompts, new_tokens, temperature=0.0, eos=1, limit=None):
             break
     out = []
     for row, n in zip(ids.tolist(), lengths.tolist()):
-        tail = row[n:n + new_tokens]
-        tail = tail[:tail.index(eos) + 1] if eos in tail else [i for i in tail if i != 2]
+        tail = row[n : n + new_tokens]
+        tail = tail[: tail.index(eos) + 1] if eos in tail else [i for i in tail if i != 2]
         out.append(row[:n] + tail)
     return out

@@ -4,6 +4,7 @@ Per round it sees the target's features of the window before the anchor (as keys
 tokens; three window layers give base logits for all positions, a low-rank Markov head adds a bias from the previous
 token, and a confidence head estimates whether each draft will be accepted. Checkpoint names are `mtp.<stage>.*`.
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -69,7 +70,7 @@ class Drafter(nn.Module):
         ids = torch.full((B * A, G), c.dspark_noise_token_id, device=h.device)
         ids[:, 0] = anchor_ids.flatten()
         x = target.streams(ids).detach()
-        pos = (anchors.flatten()[:, None] + torch.arange(G, device=h.device))
+        pos = anchors.flatten()[:, None] + torch.arange(G, device=h.device)
         for stage in self.stages:
             kv = stage.attn.project_kv(main, cos[:T], sin[:T])
             context = kv.flatten(0, 1).index_select(0, rows).view(B * A, W, -1)
@@ -86,7 +87,9 @@ class Drafter(nn.Module):
 
     def confidence(self, y, previous):
         """Logit of "this draft is accepted, given that those before it were"."""
-        return F.linear(torch.cat([y.float(), self.last.markov_w1[previous].float()], -1), self.last.confidence.float()).squeeze(-1)
+        return F.linear(
+            torch.cat([y.float(), self.last.markov_w1[previous].float()], -1), self.last.confidence.float()
+        ).squeeze(-1)
 
     def propose(self, y, base, anchor_ids, pick):
         """Left-to-right choice of the drafts: y, base [N, G, .], anchor_ids [N] -> (ids [N, G], confidence logits [N, G])."""

@@ -4,6 +4,7 @@ Everything is seeded, so two evaluations see the same items. Arithmetic is gener
 right continuation, so a single pass with the answer given shows whether greedy decoding would have produced it: every
 token of it must be the argmax.
 """
+
 import random
 import re
 
@@ -34,12 +35,21 @@ def math_accuracy(target, tk, count=256, thinking=True, held_out=True, new_token
     outs = generate(target, [p for p, _ in items], new_tokens)
     right = 0
     for i, ((p, answer), ids) in enumerate(zip(items, outs)):
-        text = tk.decode(ids[len(p):], skip_special_tokens=False)
+        text = tk.decode(ids[len(p) :], skip_special_tokens=False)
         found = re.findall(r"#### (-?\d+)", text)
         ok = bool(found) and int(found[-1]) == answer
         right += ok
         if show and (i < show or (not ok and show > 0 and i < 4 * show)):
-            print("  ", "ok " if ok else "BAD", answer, "|", tk.decode(p, skip_special_tokens=False)[-160:], "->", text.replace("\n", " // "), flush=True)
+            print(
+                "  ",
+                "ok " if ok else "BAD",
+                answer,
+                "|",
+                tk.decode(p, skip_special_tokens=False)[-160:],
+                "->",
+                text.replace("\n", " // "),
+                flush=True,
+            )
     return right / count
 
 
@@ -56,7 +66,7 @@ def exact_continuations(target, tk, texts, batch_tokens=32768, only_digits=False
         part = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // longest)))]
         ids = torch.full((len(part), longest), 2, device=device)
         for r, i in enumerate(part):
-            ids[r, :len(docs[i])] = torch.tensor(docs[i], device=device)
+            ids[r, : len(docs[i])] = torch.tensor(docs[i], device=device)
         y, _ = target.body(ids)
         for r, i in enumerate(part):
             d = docs[i]
@@ -66,7 +76,13 @@ def exact_continuations(target, tk, texts, batch_tokens=32768, only_digits=False
             out[i] = guess == [d[j] for j in where]
             if not out[i] and show > 0:
                 show -= 1
-                print("   want", repr(tk.decode(d[start - 40:], skip_special_tokens=False)), "\n    got", repr(tk.decode(guess, skip_special_tokens=False)), flush=True)
+                print(
+                    "   want",
+                    repr(tk.decode(d[start - 40 :], skip_special_tokens=False)),
+                    "\n    got",
+                    repr(tk.decode(guess, skip_special_tokens=False)),
+                    flush=True,
+                )
     return out
 
 
@@ -78,12 +94,14 @@ def tool_items(count, held_out=True, seed=202):
         if not expected:
             continue
         last = max(i for i, m in enumerate(messages) if m.get("tool_calls"))
-        out.append((messages[:last + 1], len(out) % 2 == 0))
+        out.append((messages[: last + 1], len(out) % 2 == 0))
     return out
 
 
 def tool_accuracy(target, tk, count=128, held_out=True, show=0):
-    return _mean(exact_continuations(target, tk, [render(m, thinking=t) for m, t in tool_items(count, held_out)], show=show))
+    return _mean(
+        exact_continuations(target, tk, [render(m, thinking=t) for m, t in tool_items(count, held_out)], show=show)
+    )
 
 
 def needle_accuracy(target, tk, glosses, tokens, count=32, seed=303, held_out=True):
@@ -114,16 +132,21 @@ def accept_length(target, drafter, prompts, temperature=0.0, new_tokens=128, lim
     G, V = c.dspark_block_size, c.vocab_size
     B = len(prompts)
     total = min(limit, max(map(len, prompts)) + new_tokens + G + 1)
-    ids = torch.full((B, total + 2 * G + 4), 2, device=device)         # finished rows still index behind their end
+    ids = torch.full((B, total + 2 * G + 4), 2, device=device)  # finished rows still index behind their end
     n = torch.tensor([len(p) for p in prompts], device=device)
     for i, p in enumerate(prompts):
-        ids[i, :len(p)] = torch.tensor(p, device=device)
+        ids[i, : len(p)] = torch.tensor(p, device=device)
     start, b = n.clone(), torch.arange(B, device=device)
 
     def noise(positions):
         """The same numbers for the same position, whoever asks: one table row per position modulo 4096."""
         return table[positions % table.shape[0]] * temperature
-    table = -torch.log(-torch.log(torch.rand(256, V, generator=g, device=device).clamp(1e-20, 1 - 1e-7))) if temperature else None
+
+    table = (
+        -torch.log(-torch.log(torch.rand(256, V, generator=g, device=device).clamp(1e-20, 1 - 1e-7)))
+        if temperature
+        else None
+    )
     y, h = target.body(ids)
     row = target.logits(y[b, n - 1]).float()
     anchor = (row + noise(n) if temperature else row).argmax(-1)
@@ -138,19 +161,20 @@ def accept_length(target, drafter, prompts, temperature=0.0, new_tokens=128, lim
         def pick(logits):
             k[0] += 1
             return (logits + noise(n + k[0]) if temperature else logits).argmax(-1)
+
         drafts, conf = drafter.propose(yb[:, 0], base[:, 0], anchor, pick)
         for j in range(G):
             ids[b, n + 1 + j] = torch.where(alive, drafts[:, j], ids[b, n + 1 + j])
         y, h = target.body(ids)
         at = n[:, None] + torch.arange(G + 1, device=device)
         rows = target.logits(y[b[:, None], at]).float()
-        choice = (rows + noise(at + 1) if temperature else rows).argmax(-1)                 # [B, G + 1]
+        choice = (rows + noise(at + 1) if temperature else rows).argmax(-1)  # [B, G + 1]
         good = (choice[:, :G] == drafts).long().cumprod(1)
         took = good.sum(1)
         if collect is not None:
             collect.append((conf[alive].float().cpu(), took[alive].cpu()))
         emitted = torch.cat([drafts, drafts[:, :1]], 1).scatter(1, took[:, None], choice.gather(1, took[:, None]))
-        stop = ((emitted == eos) & (torch.arange(G + 1, device=device)[None] <= took[:, None]))
+        stop = (emitted == eos) & (torch.arange(G + 1, device=device)[None] <= took[:, None])
         count = torch.where(stop.any(1), stop.float().argmax(1) + 1, took + 1)
         tokens += torch.where(alive, count, 0)
         rounds += alive
@@ -159,12 +183,17 @@ def accept_length(target, drafter, prompts, temperature=0.0, new_tokens=128, lim
         n = torch.where(alive, n + took + 1, n)
         alive = alive & ~stop.any(1) & (n + G + 2 <= total) & (n - start < new_tokens)
     total = max(1.0, float(rounds.sum()))
-    return float(tokens.sum()) / total, [round(float(a) / total, 3) for a in accepted], torch.stack([tokens, rounds], 1).tolist()
+    return (
+        float(tokens.sum()) / total,
+        [round(float(a) / total, 3) for a in accepted],
+        torch.stack([tokens, rounds], 1).tolist(),
+    )
 
 
 def mixed_prompts(tk, glosses, count, seed=404, held_out=True, longest=700):
     """Prompts of all tasks: (task, ids); the mix over which accept length is promised."""
     from .data import Sampler
+
     out, tasks = [], ("math", "math", "tools", "text", "recall")
     s = Sampler(seed, {"math": 1}, glosses, (300, 1800), held_out)
     cut = len(ASSISTANT)
@@ -172,7 +201,7 @@ def mixed_prompts(tk, glosses, count, seed=404, held_out=True, longest=700):
         task = tasks[len(out) % len(tasks)]
         text = s.document(task)
         at = text.rindex(ASSISTANT) + cut
-        ids = _ids(tk, text[:text.index(">", at) + 1])
+        ids = _ids(tk, text[: text.index(">", at) + 1])
         if len(ids) <= longest:
             out.append((task, ids))
     return out
@@ -184,11 +213,13 @@ def target_report(target, tk, glosses, quick=False, lengths=(1024, 2048, 4096, 8
     training = target.training
     target.eval()
     n = (64, 128, 16) if quick else (512, 256, 60)
-    out = {"math_thinking": math_accuracy(target, tk, n[0], True, show=show),
-           "math_chat": math_accuracy(target, tk, n[0], False, show=show // 2),
-           "math_seen_words": math_accuracy(target, tk, n[0] // 2, True, held_out=False),
-           "tools": tool_accuracy(target, tk, n[1], show=show),
-           "tools_seen_words": tool_accuracy(target, tk, n[1] // 2, held_out=False)}
+    out = {
+        "math_thinking": math_accuracy(target, tk, n[0], True, show=show),
+        "math_chat": math_accuracy(target, tk, n[0], False, show=show // 2),
+        "math_seen_words": math_accuracy(target, tk, n[0] // 2, True, held_out=False),
+        "tools": tool_accuracy(target, tk, n[1], show=show),
+        "tools_seen_words": tool_accuracy(target, tk, n[1] // 2, held_out=False),
+    }
     for t in lengths:
         out[f"needle_{t}"], out[f"needle_{t}_tokens"] = needle_accuracy(target, tk, glosses, t, n[2])
     target.train(training)

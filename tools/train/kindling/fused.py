@@ -4,6 +4,7 @@ Matrix products stay outside, so a compiled piece reads and writes each tensor o
 works eagerly too (CPU, evaluation); `compile_all(True)` turns the compiled versions on. Shapes: B batch, T tokens,
 H heads, C head width, D model width, n compressed rows.
 """
+
 import functools
 
 import torch
@@ -24,6 +25,7 @@ def fused(fn):
         if not compiled:
             compiled.append(torch.compile(fn, dynamic=False))
         return compiled[0](*args)
+
     return call
 
 
@@ -44,7 +46,7 @@ def rms(x, w, eps):
 def rotate(x, cos, sin):
     """Interleaved-pair rotation of the last 2 * cos.shape[-1] dims; cos, sin broadcast against x[..., pairs]."""
     d = 2 * cos.shape[-1]
-    a, b = x[..., -d::2].float(), x[..., 1 - d::2].float()
+    a, b = x[..., -d::2].float(), x[..., 1 - d :: 2].float()
     r = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     return torch.cat([x[..., :-d], r.to(x.dtype)], -1)
 
@@ -141,7 +143,7 @@ def attention_weights(s1, s2, sink, scale, window, m, allowed):
     rows or None; allowed [B, T, n] bool or None -> weights of both in the scores' dtype.
     """
     t = torch.arange(s1.shape[1], device=s1.device)
-    back = (t % window)[:, None] + window - torch.arange(2 * window, device=s1.device)[None]     # distance to the key
+    back = (t % window)[:, None] + window - torch.arange(2 * window, device=s1.device)[None]  # distance to the key
     ok = (back >= 0) & (back < window) & (back <= t[:, None])
     a = (s1.float() * scale).masked_fill(~ok[None, :, None], -1e30)
     top = torch.maximum(a.amax(-1, keepdim=True), sink[:, None])
@@ -180,7 +182,11 @@ def index_target(s1, s2, sink, scale, window, m, t):
     seen = torch.arange(s2.shape[-1], device=s1.device)[None] < (t[:, None] + 1) // m
     b = (s2.float() * scale).masked_fill(~seen[None, :, None], -1e30)
     top = torch.maximum(torch.maximum(a.amax(-1, keepdim=True), sink[:, None]), b.amax(-1, keepdim=True))
-    den = torch.exp(a - top).sum(-1, keepdim=True) + torch.exp(b - top).sum(-1, keepdim=True) + torch.exp(sink[:, None] - top)
+    den = (
+        torch.exp(a - top).sum(-1, keepdim=True)
+        + torch.exp(b - top).sum(-1, keepdim=True)
+        + torch.exp(sink[:, None] - top)
+    )
     p = (torch.exp(b - top) / den).sum(2)
     return p / (p.sum(-1, keepdim=True) + 1e-20)
 

@@ -4,6 +4,7 @@ Parameter names are the checkpoint's, except that routed experts are stacked (`f
 splits them). `Linear` knows its storage class: "fp8" and "fp4" weights are rounded to their grid when the model's
 `quant` switch is on. Everything runs on whole sequences; `decode` has the cached one-token form.
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -17,12 +18,12 @@ class Switches:
     """What one forward pass simulates or collects; shared by all modules of a model."""
 
     def __init__(self):
-        self.quant = False            # FP8/FP4 weights and activations, FP8 rows, FP4 index rows
-        self.weights_ready = False    # weights are on their grid already: skip rounding them
-        self.select = False           # ratio-4 layers attend only to the indexer's choice
-        self.index_loss = 0.0         # share of query positions at which the indexer is trained (0 = not)
-        self.losses = []              # index losses of the pass
-        self.loads = []               # (gate, share of tokens per expert) of the pass
+        self.quant = False  # FP8/FP4 weights and activations, FP8 rows, FP4 index rows
+        self.weights_ready = False  # weights are on their grid already: skip rounding them
+        self.select = False  # ratio-4 layers attend only to the indexer's choice
+        self.index_loss = 0.0  # share of query positions at which the indexer is trained (0 = not)
+        self.losses = []  # index losses of the pass
+        self.loads = []  # (gate, share of tokens per expert) of the pass
 
 
 class Linear(nn.Module):
@@ -30,7 +31,7 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, switches, kind="fp8", gain=0.5):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(outputs, inputs) * gain * inputs ** -0.5)
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) * gain * inputs**-0.5)
         self.kind, self.sw = kind, switches
 
     def value(self, dtype):
@@ -64,17 +65,28 @@ class Compressor(nn.Module):
     def forward(self, x, index=False):
         """x [B, T, D] -> rows [B, T // m, d] in x's dtype."""
         n = x.shape[1] // self.m
-        x = x[:, :n * self.m]
+        x = x[:, : n * self.m]
         cos, sin = num.rope_table(self.c, True, torch.arange(n, device=x.device) * self.m)
         kv, gate = self.wkv(x), self.wgate(x)
-        y = fused.pool(kv, gate, self.ape, self.norm.weight, cos, sin, self.m, self.c.rms_norm_eps, self.sw.quant and not index, x.dtype)
+        y = fused.pool(
+            kv,
+            gate,
+            self.ape,
+            self.norm.weight,
+            cos,
+            sin,
+            self.m,
+            self.c.rms_norm_eps,
+            self.sw.quant and not index,
+            x.dtype,
+        )
         return index_rows(y) if index and self.sw.quant else y
 
 
 def index_rows(x):
     """Hadamard and FP4 rounding of index queries and rows, straight-through."""
     y = x @ num.hadamard_matrix(x.shape[-1], x.device, x.dtype)
-    return num.ste(y, num.qdq(y, 32, num.E2M1, 6 * 2.0 ** -120))
+    return num.ste(y, num.qdq(y, 32, num.E2M1, 6 * 2.0**-120))
 
 
 class Indexer(nn.Module):
@@ -112,8 +124,8 @@ class Indexer(nn.Module):
         """Rows that each position may attend to: bool [B, T, n], at most index_topk visible ones per position."""
         out, n, k = [], rows.shape[1], self.c.index_topk
         for s in range(0, x.shape[1], self.CHUNK):
-            p = positions[s:s + self.CHUNK]
-            score = self.score(*self.queries(x[:, s:s + self.CHUNK], qr_q[:, s:s + self.CHUNK], p), rows)
+            p = positions[s : s + self.CHUNK]
+            score = self.score(*self.queries(x[:, s : s + self.CHUNK], qr_q[:, s : s + self.CHUNK], p), rows)
             hidden = torch.arange(n, device=x.device)[None] >= ((p + 1) // 4)[:, None]
             score = score.masked_fill(hidden[None], float("-inf"))
             if n > k:
@@ -125,15 +137,19 @@ class Indexer(nn.Module):
 
     def loss(self, x, qr_q, rows, target, positions):
         """KL(target || softmax(scores)) at the given positions; x, qr_q [B, S, .], target [B, S, n]."""
+
         def part(x, qr_q, rows, target, p):
             score = self.score(*self.queries(x, qr_q, p), rows)
             seen = torch.arange(rows.shape[1], device=x.device)[None] < ((p + 1) // 4)[:, None]
             logp = torch.log_softmax(score.masked_fill(~seen[None], -1e30), -1)
             return (target * (torch.log(target + 1e-9) - logp)).sum()
+
         total = x.new_zeros((), dtype=torch.float32)
         for s in range(0, x.shape[1], self.CHUNK):
             e = s + self.CHUNK
-            total = total + recompute(part, x[:, s:e], qr_q[:, s:e], rows, target[:, s:e], positions[s:e], use_reentrant=False)
+            total = total + recompute(
+                part, x[:, s:e], qr_q[:, s:e], rows, target[:, s:e], positions[s:e], use_reentrant=False
+            )
         return total / (x.shape[0] * x.shape[1])
 
 
@@ -187,9 +203,9 @@ class Attention(nn.Module):
         cos, sin = num.rope_table(c, self.m != 0, pos)
         q, qr_q = self.project_q(xq, cos, sin)
         kv = self.project_kv(xq, cos, sin)
-        H, C, scale = c.num_attention_heads, c.head_dim, c.head_dim ** -0.5
+        H, C, scale = c.num_attention_heads, c.head_dim, c.head_dim**-0.5
         own = kv.reshape(B, T // W, W, C)
-        keys = torch.cat([F.pad(own[:, :-1], (0, 0, 0, 0, 1, 0)), own], 2).flatten(0, 1)                    # [B nb, 2W, C]
+        keys = torch.cat([F.pad(own[:, :-1], (0, 0, 0, 0, 1, 0)), own], 2).flatten(0, 1)  # [B nb, 2W, C]
         s1 = (q.reshape(B * (T // W), W * H, C) @ keys.transpose(1, 2)).view(B, T, H, 2 * W)
         s2 = rows = allowed = None
         if self.m and T >= self.m:
@@ -199,7 +215,7 @@ class Attention(nn.Module):
             xd, qd = x.detach(), qr_q.detach()
             irows = self.indexer.compressor(xd, index=True)
             if sw.index_loss:
-                at = torch.randperm(T, device=x.device)[:max(1, int(T * sw.index_loss))].sort().values
+                at = torch.randperm(T, device=x.device)[: max(1, int(T * sw.index_loss))].sort().values
                 with torch.no_grad():
                     target = fused.index_target(s1[:, at], s2[:, at], self.attn_sink, scale, W, 4, at)
                 sw.losses.append(self.indexer.loss(xd[:, at], qd[:, at], irows, target, at))
@@ -222,7 +238,7 @@ class Attention(nn.Module):
         N, G, H, C = q.shape
         s = (q.flatten(1, 2) @ keys.transpose(1, 2)).view(N, G, H, -1)
         ok = torch.cat([ok, ok.new_ones(N, G)], 1)
-        p = fused.block_weights(s, self.attn_sink, C ** -0.5, ok)
+        p = fused.block_weights(s, self.attn_sink, C**-0.5, ok)
         return self.output((p.flatten(1, 2) @ keys).view(N, G, H, C), cos, sin)
 
 
@@ -232,9 +248,9 @@ class Experts(nn.Module):
     def __init__(self, c):
         super().__init__()
         E, I, D = c.n_routed_experts, c.moe_intermediate_size, c.hidden_size
-        self.w1 = nn.Parameter(torch.randn(E, I, D) * 0.5 * D ** -0.5)
-        self.w3 = nn.Parameter(torch.randn(E, I, D) * 0.5 * D ** -0.5)
-        self.w2 = nn.Parameter(torch.randn(E, D, I) * 0.3 * I ** -0.5)
+        self.w1 = nn.Parameter(torch.randn(E, I, D) * 0.5 * D**-0.5)
+        self.w3 = nn.Parameter(torch.randn(E, I, D) * 0.5 * D**-0.5)
+        self.w2 = nn.Parameter(torch.randn(E, D, I) * 0.3 * I**-0.5)
 
 
 class Gate(nn.Module):
@@ -262,7 +278,9 @@ class MoE(nn.Module):
         I, D = c.moe_intermediate_size, c.hidden_size
         self.gate = Gate(c, hashed)
         self.experts = Experts(c)
-        self.shared_experts = nn.ModuleDict({"w1": Linear(D, I, switches), "w3": Linear(D, I, switches), "w2": Linear(I, D, switches, gain=0.3)})
+        self.shared_experts = nn.ModuleDict(
+            {"w1": Linear(D, I, switches), "w3": Linear(D, I, switches), "w2": Linear(I, D, switches, gain=0.3)}
+        )
 
     def routing(self, x, tokens):
         """Weights [N, E] float32, zero for experts not chosen; x [N, D], tokens [N] (needed in hash layers only)."""
@@ -286,8 +304,8 @@ class MoE(nn.Module):
             w = num.ste(w, num.fp4_weight_qdq(w.detach()))
         shared = self.shared_experts[name].value(dtype)
         if name == "w2":
-            return torch.cat([w.to(dtype).transpose(0, 1).flatten(1), shared], 1)                        # [D, (E+1) I]
-        return torch.cat([w.to(dtype).flatten(0, 1), shared], 0)                                         # [(E+1) I, D]
+            return torch.cat([w.to(dtype).transpose(0, 1).flatten(1), shared], 1)  # [D, (E+1) I]
+        return torch.cat([w.to(dtype).flatten(0, 1), shared], 0)  # [(E+1) I, D]
 
     def forward(self, x, xq, tokens):
         shape = x.shape
@@ -306,7 +324,7 @@ def hc_init(fn, base, scale, streams=4):
         base.zero_()
         base[:streams] = -1.1
         if len(base) > streams:
-            base[2 * streams:] = (torch.eye(streams) * 4).flatten()
+            base[2 * streams :] = (torch.eye(streams) * 4).flatten()
         scale.fill_(0.1)
 
 
@@ -320,7 +338,11 @@ class Block(nn.Module):
         self.ffn = MoE(c, hashed, switches)
         self.attn_norm, self.ffn_norm = Norm(c.hidden_size), Norm(c.hidden_size)
         for site in ("attn", "ffn"):
-            fn, base, scale = nn.Parameter(torch.empty((2 + n) * n, n * c.hidden_size)), nn.Parameter(torch.empty((2 + n) * n)), nn.Parameter(torch.empty(3))
+            fn, base, scale = (
+                nn.Parameter(torch.empty((2 + n) * n, n * c.hidden_size)),
+                nn.Parameter(torch.empty((2 + n) * n)),
+                nn.Parameter(torch.empty(3)),
+            )
             hc_init(fn, base, scale)
             for k, v in (("fn", fn), ("base", base), ("scale", scale)):
                 setattr(self, f"hc_{site}_{k}", v)

@@ -1,4 +1,5 @@
 """The target model: embedding, layers, collapse of the streams, output head."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -20,10 +21,11 @@ class Target(HeadCollapse):
         self.embed = nn.Embedding(c.vocab_size, c.hidden_size)
         nn.init.normal_(self.embed.weight, std=0.5)
         self.layers = nn.ModuleList(
-            Block(c, c.compress_ratios[l], l < c.num_hash_layers, self.sw) for l in range(c.num_hidden_layers))
+            Block(c, c.compress_ratios[l], l < c.num_hash_layers, self.sw) for l in range(c.num_hidden_layers)
+        )
         self.add_head(c)
         self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        nn.init.normal_(self.head.weight, std=0.5 * c.hidden_size ** -0.5)
+        nn.init.normal_(self.head.weight, std=0.5 * c.hidden_size**-0.5)
 
     def streams(self, ids):
         """Embedded tokens as hc_mult equal streams [..., 4, D]."""

@@ -4,11 +4,12 @@ FP8 is E4M3 with power-of-two scales, FP4 is E2M1 with power-of-two scales (OCP 
 largest code)), as in the DeepSeek-V4 reference kernels. All rounding is done with float32 arithmetic on exact powers of
 two, so CPU, GPU and numpy agree to the bit. `ste` makes a rounding transparent to gradients (straight-through).
 """
+
 import math
 
 import torch
 
-E4M3, E2M1 = (448.0, 3, -6), (6.0, 1, 0)      # largest value, mantissa bits, smallest exponent
+E4M3, E2M1 = (448.0, 3, -6), (6.0, 1, 0)  # largest value, mantissa bits, smallest exponent
 
 
 def exponent(x):
@@ -65,8 +66,8 @@ def kv_qdq(row, rope):
 
 def fp8_weight_scale(w):
     """Scales [..., out/128, in/128] of a float32 weight [..., out, in], both multiples of 128."""
-    blocks = w.unflatten(-1, (-1, 128)).unflatten(-3, (-1, 128))     # [..., ob, 128, ib, 128]
-    return block_scale(blocks.abs().amax((-3, -1)), E4M3, 448 * 2.0 ** -120)
+    blocks = w.unflatten(-1, (-1, 128)).unflatten(-3, (-1, 128))  # [..., ob, 128, ib, 128]
+    return block_scale(blocks.abs().amax((-3, -1)), E4M3, 448 * 2.0**-120)
 
 
 def fp8_weight_qdq(w):
@@ -78,7 +79,7 @@ def fp8_weight_qdq(w):
 
 def fp4_weight_scale(w):
     """Scales [..., out, in/32] of a float32 weight [..., out, in]."""
-    return block_scale(w.unflatten(-1, (-1, 32)).abs().amax(-1), E2M1, 6 * 2.0 ** -120)
+    return block_scale(w.unflatten(-1, (-1, 32)).abs().amax(-1), E2M1, 6 * 2.0**-120)
 
 
 def fp4_weight_qdq(w):
@@ -111,6 +112,7 @@ def rope_frequencies(c, compressed):
 
     def dim_of(rotations):
         return d * math.log(r["original_max_position_embeddings"] / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
     low, high = max(math.floor(dim_of(r["beta_fast"])), 0), min(math.ceil(dim_of(r["beta_slow"])), d - 1)
     smooth = 1 - ((torch.arange(d // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
     return f / r["factor"] * (1 - smooth) + f * smooth

@@ -5,6 +5,7 @@ Newton-Schulz iterations; updates are scaled to a root mean square of 0.2 per el
 optimisers share one learning rate. Matrices of equal shape are stacked and iterated together: one batched product
 instead of dozens of small ones.
 """
+
 import torch
 
 
@@ -38,11 +39,13 @@ class Muon:
                 continue
             grads, bufs = [p.grad for p in params], [self.buffers[p] for p in params]
             torch._foreach_lerp_(bufs, grads, 1 - self.momentum)
-            mixed = torch._foreach_lerp(grads, bufs, self.momentum)                      # Nesterov
+            mixed = torch._foreach_lerp(grads, bufs, self.momentum)  # Nesterov
             flat = torch.cat([m.reshape(-1, rows, cols) for m in mixed])
             update = orthogonalize(flat).float().split([p.numel() // (rows * cols) for p in params])
             torch._foreach_mul_(params, 1 - lr * self.decay)
-            torch._foreach_add_(params, [u.view(p.shape) for u, p in zip(update, params)], alpha=-lr * 0.2 * max(rows, cols) ** 0.5)
+            torch._foreach_add_(
+                params, [u.view(p.shape) for u, p in zip(update, params)], alpha=-lr * 0.2 * max(rows, cols) ** 0.5
+            )
 
 
 class Optimizer:
@@ -54,12 +57,16 @@ class Optimizer:
             if not p.requires_grad:
                 continue
             wide = p.dim() >= 2 and min(p.shape[-2:]) >= 64
-            plain = "hc_" in name or "embed" in name or "markov" in name or name.startswith("head.") or name.endswith("ape")
+            plain = (
+                "hc_" in name or "embed" in name or "markov" in name or name.startswith("head.") or name.endswith("ape")
+            )
             (matrices if wide and not plain else rest).append(p)
         self.rest = rest
         self.muon = Muon(matrices)
         fused = bool(rest) and rest[0].is_cuda
-        self.adam = torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), eps=1e-9, weight_decay=adam_decay, fused=fused or None)
+        self.adam = torch.optim.AdamW(
+            rest, lr=0.0, betas=(0.9, 0.95), eps=1e-9, weight_decay=adam_decay, fused=fused or None
+        )
 
     def step(self, lr):
         torch.nn.utils.clip_grad_norm_(self.rest, 1.0)

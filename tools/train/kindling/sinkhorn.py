@@ -7,6 +7,7 @@
 `sinkhorn` runs one Triton kernel forward and one backward. Every step y = x / (s + eps) is undone from its result and
 its divisor, x = y (s + eps), so the backward pass needs the final matrix and the divisors, not 40 intermediates.
 """
+
 import torch
 
 EPS = 1e-6
@@ -14,7 +15,7 @@ EPS = 1e-6
 try:
     import triton
     import triton.language as tl
-except ImportError:                      # CPU builds of PyTorch come without it
+except ImportError:  # CPU builds of PyTorch come without it
     triton = None
 
 
@@ -29,6 +30,7 @@ def sinkhorn_reference(a, iters):
 
 
 if triton is not None:
+
     @triton.jit
     def _forward(a_ptr, y_ptr, d_ptr, n, ITERS: tl.constexpr, BLOCK: tl.constexpr, EPS_: tl.constexpr):
         """Rows of 16 logits -> rows of 16 results; divisors of every step to d [2 * ITERS, 4, n]."""
@@ -68,7 +70,7 @@ if triton is not None:
             else:
                 g = (g - tl.sum(g * x, 2)[:, :, None]) / s[:, :, None]
                 x = x * s[:, :, None]
-        p = x - EPS_                                            # the softmax
+        p = x - EPS_  # the softmax
         g = p * (g - tl.sum(g * p, 2)[:, :, None])
         tl.store(o_ptr + i[:, None] * 16 + e[None, :], tl.reshape(g, (BLOCK, 16)), mask=ok[:, None])
 
@@ -82,7 +84,9 @@ class _Sinkhorn(torch.autograd.Function):
         n = a.numel() // 16
         y = torch.empty_like(a)
         d = torch.empty(2 * iters - 1, 4, n, dtype=torch.float32, device=a.device)
-        _forward[(triton.cdiv(n, _Sinkhorn.BLOCK),)](a, y, d, n, ITERS=iters, BLOCK=_Sinkhorn.BLOCK, EPS_=EPS, num_warps=2)
+        _forward[(triton.cdiv(n, _Sinkhorn.BLOCK),)](
+            a, y, d, n, ITERS=iters, BLOCK=_Sinkhorn.BLOCK, EPS_=EPS, num_warps=2
+        )
         ctx.save_for_backward(y, d)
         ctx.iters = iters
         return y
@@ -92,8 +96,9 @@ class _Sinkhorn(torch.autograd.Function):
         y, d = ctx.saved_tensors
         n = y.numel() // 16
         out = torch.empty_like(y)
-        _backward[(triton.cdiv(n, _Sinkhorn.BLOCK),)](g.contiguous(), y, d, out, n, ITERS=ctx.iters, BLOCK=_Sinkhorn.BLOCK,
-                                                      EPS_=EPS, num_warps=2)
+        _backward[(triton.cdiv(n, _Sinkhorn.BLOCK),)](
+            g.contiguous(), y, d, out, n, ITERS=ctx.iters, BLOCK=_Sinkhorn.BLOCK, EPS_=EPS, num_warps=2
+        )
         return out, None
 
 

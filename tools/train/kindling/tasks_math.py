@@ -7,6 +7,7 @@ was taken. The tuple of those choices is the problem's template; one template in
 Reasoning is a list of short lines, each with one equation. Products of a two-digit number are spelled out
 (`14 * 6 = 60 + 24 = 84`), because a small model cannot do them at one glance.
 """
+
 import random
 import zlib
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from .words import MONTHS, NUMBER_WORDS, WEEKDAYS, Vocabulary
 @dataclass
 class Problem:
     question: str
-    steps: list          # reasoning lines
-    sentence: str        # the answer in words
+    steps: list  # reasoning lines
+    sentence: str  # the answer in words
     answer: int
     template: tuple
 
@@ -93,63 +94,95 @@ def running_total(t):
     item = t.item()
     total = start = t.n(5, 60)
     place = t.any(t.v.places)
-    text = t.pick(f"{who} has {_has(start, item)}.", f"There are {_has(start, item)} on {who}'s table.",
-                  f"{who} starts the day with {_has(start, item)}.", f"In the morning, {who} has {_has(start, item)}.",
-                  f"{who} keeps {_has(start, item)} in the {place}.")
+    text = t.pick(
+        f"{who} has {_has(start, item)}.",
+        f"There are {_has(start, item)} on {who}'s table.",
+        f"{who} starts the day with {_has(start, item)}.",
+        f"In the morning, {who} has {_has(start, item)}.",
+        f"{who} keeps {_has(start, item)} in the {place}.",
+    )
     steps = [f"Start: {start}."]
     for i in range(t.pick(1, 2, 2, 3)):
         gain = t.rng.random() < 0.5 or total < 6
         k = t.n(2, 40) if gain else t.n(2, total - 2)
         if gain:
-            options = [("buys", f"{they} buys {k} more"), ("finds", f"{they} finds {k} more in the {place}"),
-                       ("gets", f"{friend} gives {who} {k} more"), ("gets", f"{they} gets {k} from {friend}"),
-                       ("picks up", f"{they} picks up {k} more"), ("collects", f"{they} collects {k} more"),
-                       ("makes", f"{they} makes {k} new ones")]
+            options = [
+                ("buys", f"{they} buys {k} more"),
+                ("finds", f"{they} finds {k} more in the {place}"),
+                ("gets", f"{friend} gives {who} {k} more"),
+                ("gets", f"{they} gets {k} from {friend}"),
+                ("picks up", f"{they} picks up {k} more"),
+                ("collects", f"{they} collects {k} more"),
+                ("makes", f"{they} makes {k} new ones"),
+            ]
         else:
-            options = [("gives", f"{they} gives {k} to {friend}"), ("loses", f"{they} loses {k} of them"),
-                       ("sells", f"{they} sells {k} at the {place}"), ("uses", f"{they} uses {k} of them"),
-                       ("throws away", f"{they} throws away {k}"), ("loses", f"{friend} takes {k} of them"),
-                       ("sends", f"{they} sends {k} to {friend}")]
+            options = [
+                ("gives", f"{they} gives {k} to {friend}"),
+                ("loses", f"{they} loses {k} of them"),
+                ("sells", f"{they} sells {k} at the {place}"),
+                ("uses", f"{they} uses {k} of them"),
+                ("throws away", f"{they} throws away {k}"),
+                ("loses", f"{friend} takes {k} of them"),
+                ("sends", f"{they} sends {k} to {friend}"),
+            ]
         verb, clause = t.pick(*options)
         lead = t.pick("Then ", "Later ", "After that, ") if i else t.pick("", "Then ", "Later ")
         clause = lead + clause
         text += f" {clause[0].upper()}{clause[1:]}."
         steps.append(f"{verb.capitalize()} {k}: {add(total, k) if gain else sub(total, k)}.")
         total += k if gain else -k
-    text += " " + t.pick(f"How many {item[1]} does {who} have now?", f"How many {item[1]} does {who} have in the end?",
-                         f"How many {item[1]} are left with {who}?", f"What is the number of {item[1]} {who} has now?")
+    text += " " + t.pick(
+        f"How many {item[1]} does {who} have now?",
+        f"How many {item[1]} does {who} have in the end?",
+        f"How many {item[1]} are left with {who}?",
+        f"What is the number of {item[1]} {who} has now?",
+    )
     return t.problem(text, steps, f"{who} has {_has(total, item)}.", total)
 
 
 def groups(t):
-    (who, they, _), = t.people(1)
+    ((who, they, _),) = t.people(1)
     item, (box, boxes) = t.item(), t.any(t.v.containers)
     n, m = t.n(2, 12), t.n(2, 25)
     total = n * m
-    text = t.pick(f"{who} has {n} {boxes} with {m} {item[1]} each.", f"{who} fills {n} {boxes}. Each {box} holds {m} {item[1]}.",
-                  f"There are {n} {boxes} and {m} {item[1]} in each {box}.", f"{who} buys {n} {boxes} of {m} {item[1]} each.",
-                  f"Each {box} contains {m} {item[1]}. {who} has {n} {boxes}.")
+    text = t.pick(
+        f"{who} has {n} {boxes} with {m} {item[1]} each.",
+        f"{who} fills {n} {boxes}. Each {box} holds {m} {item[1]}.",
+        f"There are {n} {boxes} and {m} {item[1]} in each {box}.",
+        f"{who} buys {n} {boxes} of {m} {item[1]} each.",
+        f"Each {box} contains {m} {item[1]}. {who} has {n} {boxes}.",
+    )
     steps = [f"In {n} {boxes}: {mul(n, m)}."]
     kind = t.pick("plain", "more", "less")
     if kind == "more":
         k = t.n(2, 40)
-        text += " " + t.pick(f"{they.capitalize()} also has {k} loose {item[1]}.", f"There are {k} more {item[1]} on the table.",
-                             f"Then {they} gets {k} more {item[1]}.")
+        text += " " + t.pick(
+            f"{they.capitalize()} also has {k} loose {item[1]}.",
+            f"There are {k} more {item[1]} on the table.",
+            f"Then {they} gets {k} more {item[1]}.",
+        )
         steps.append(f"With {k} more: {add(total, k)}.")
         total += k
     elif kind == "less":
         k = t.n(1, min(total - 1, 40))
-        text += " " + t.pick(f"{k} of them are broken.", f"{they.capitalize()} gives away {k} {item[1]}.",
-                             f"{they.capitalize()} sells {k} of them.", f"{k} of the {item[1]} are lost.")
+        text += " " + t.pick(
+            f"{k} of them are broken.",
+            f"{they.capitalize()} gives away {k} {item[1]}.",
+            f"{they.capitalize()} sells {k} of them.",
+            f"{k} of the {item[1]} are lost.",
+        )
         steps.append(f"Without {k}: {sub(total, k)}.")
         total -= k
-    text += " " + t.pick(f"How many {item[1]} does {who} have?", f"How many {item[1]} are there now?",
-                         f"How many {item[1]} is that in all?")
+    text += " " + t.pick(
+        f"How many {item[1]} does {who} have?",
+        f"How many {item[1]} are there now?",
+        f"How many {item[1]} is that in all?",
+    )
     return t.problem(text, steps, f"There are {_has(total, item)}.", total)
 
 
 def sharing(t):
-    (who, they, their), = t.people(1)
+    ((who, they, their),) = t.people(1)
     item, (box, boxes) = t.item(), t.any(t.v.containers)
     n, each = t.n(2, 10), t.n(2, 15)
     total = n * each
@@ -157,23 +190,33 @@ def sharing(t):
     steps = []
     if t.pick(0, 1):
         extra = t.n(1, 20)
-        text = t.pick(f"{who} has {_has(total + extra, item)} and keeps {extra}.",
-                      f"{who} has {_has(total + extra, item)}. {they.capitalize()} sets aside {extra} of them.",
-                      f"Of {total + extra} {item[1]}, {who} throws away {extra}.")
+        text = t.pick(
+            f"{who} has {_has(total + extra, item)} and keeps {extra}.",
+            f"{who} has {_has(total + extra, item)}. {they.capitalize()} sets aside {extra} of them.",
+            f"Of {total + extra} {item[1]}, {who} throws away {extra}.",
+        )
         steps.append(f"To share: {sub(total + extra, extra)}.")
         rest = "The rest "
     else:
-        text = t.pick(f"{who} has {_has(total, item)}.", f"{who} buys {_has(total, item)}.", f"There are {_has(total, item)}.")
+        text = t.pick(
+            f"{who} has {_has(total, item)}.", f"{who} buys {_has(total, item)}.", f"There are {_has(total, item)}."
+        )
         rest = "All of them "
     kind = t.pick("friends", "boxes")
     if kind == "friends":
-        text += " " + t.pick(f"{rest}are shared equally among {n} friends.", f"{rest}go to {n} children in equal parts.",
-                             f"{rest}are split evenly between {n} people.")
+        text += " " + t.pick(
+            f"{rest}are shared equally among {n} friends.",
+            f"{rest}go to {n} children in equal parts.",
+            f"{rest}are split evenly between {n} people.",
+        )
         text += " " + t.pick("How many does each get?", f"How many {item[1]} does each one get?")
         sentence = f"Each gets {_has(each, item)}."
     else:
-        text += " " + t.pick(f"{rest}go into {n} {boxes} evenly.", f"{rest}are packed equally into {n} {boxes}.",
-                             f"{rest}are put into {n} {boxes} with the same number in each.")
+        text += " " + t.pick(
+            f"{rest}go into {n} {boxes} evenly.",
+            f"{rest}are packed equally into {n} {boxes}.",
+            f"{rest}are put into {n} {boxes} with the same number in each.",
+        )
         text += " " + t.pick(f"How many {item[1]} are in each {box}?", f"How many go into one {box}?")
         sentence = f"Each {box} has {_has(each, item)}."
     steps.append(f"Each: {div(total, n)}.")
@@ -191,17 +234,27 @@ def comparing(t):
     text = t.pick(f"{a} has {_has(x, item)}.", f"{a} owns {_has(x, item)}.", f"{a} collects {_has(x, item)}.")
     if kind == "more":
         y, step = x + k, add(x, k)
-        rel = t.pick(f"{b} has {k} more than {a}.", f"{b} has {k} more {item[1]} than {a}.", f"{a} has {k} fewer than {b}.")
+        rel = t.pick(
+            f"{b} has {k} more than {a}.", f"{b} has {k} more {item[1]} than {a}.", f"{a} has {k} fewer than {b}."
+        )
     elif kind == "fewer":
         y, step = x - k, sub(x, k)
-        rel = t.pick(f"{b} has {k} fewer than {a}.", f"{b} has {k} fewer {item[1]} than {a}.", f"{a} has {k} more than {b}.")
+        rel = t.pick(
+            f"{b} has {k} fewer than {a}.", f"{b} has {k} fewer {item[1]} than {a}.", f"{a} has {k} more than {b}."
+        )
     elif kind == "times":
         y, step = x * k, mul(x, k)
         word = "twice" if k == 2 else f"{k} times"
-        rel = t.pick(f"{b} has {word} as many.", f"{b} has {word} as many {item[1]} as {a}.", f"{b} has {word} the number {a} has.")
+        rel = t.pick(
+            f"{b} has {word} as many.",
+            f"{b} has {word} as many {item[1]} as {a}.",
+            f"{b} has {word} the number {a} has.",
+        )
     else:
         y, step = x // 2, div(x, 2)
-        rel = t.pick(f"{b} has half as many.", f"{b} has half as many {item[1]} as {a}.", f"{b} has half the number {a} has.")
+        rel = t.pick(
+            f"{b} has half as many.", f"{b} has half as many {item[1]} as {a}.", f"{b} has half the number {a} has."
+        )
     text += " " + rel
     steps = [f"{b}: {step}."]
     ask = t.pick("b", "total", "three")
@@ -214,47 +267,62 @@ def comparing(t):
         text += " " + t.pick(f"{c} has {_has(z, item)}.", f"{c} brings {z} more {item[1]}.")
         steps.append(f"Together: {add(x, y, z)}.")
         total += z
-        text += " " + t.pick(f"How many {item[1]} do the three have together?", f"How many {item[1]} do they have in all?")
+        text += " " + t.pick(
+            f"How many {item[1]} do the three have together?", f"How many {item[1]} do they have in all?"
+        )
     else:
         steps.append(f"Together: {add(x, y)}.")
-        text += " " + t.pick(f"How many {item[1]} do they have together?", f"How many {item[1]} do {a} and {b} have in all?")
+        text += " " + t.pick(
+            f"How many {item[1]} do they have together?", f"How many {item[1]} do {a} and {b} have in all?"
+        )
     return t.problem(text, steps, f"Together they have {_has(total, item)}.", total)
 
 
 def shopping(t):
-    (who, they, _), = t.people(1)
+    ((who, they, _),) = t.people(1)
     one, two = t.rng.sample(t.v.items, 2)
     n, p = t.n(2, 9), t.n(2, 15)
     cost = n * p
     coin = t.pick("dollars", "coins", "euros")
-    text = t.pick(f"{who} buys {n} {one[1]} for {p} {coin} each.", f"One {one[0]} costs {p} {coin}. {who} buys {n} of them.",
-                  f"At the {t.any(t.v.places)}, {who} takes {n} {one[1]} at {p} {coin} each.")
+    text = t.pick(
+        f"{who} buys {n} {one[1]} for {p} {coin} each.",
+        f"One {one[0]} costs {p} {coin}. {who} buys {n} of them.",
+        f"At the {t.any(t.v.places)}, {who} takes {n} {one[1]} at {p} {coin} each.",
+    )
     steps = [f"{one[1].capitalize()}: {mul(n, p)}."]
     if t.pick(0, 1):
         m, q = t.n(1, 6), t.n(2, 12)
         if m == 1:
-            text += " " + t.pick(f"{they.capitalize()} also buys a {two[0]} for {q} {coin}.", f"A {two[0]} for {q} {coin} comes on top.")
+            text += " " + t.pick(
+                f"{they.capitalize()} also buys a {two[0]} for {q} {coin}.", f"A {two[0]} for {q} {coin} comes on top."
+            )
             extra = q
         else:
-            text += " " + t.pick(f"{they.capitalize()} also buys {m} {two[1]} for {q} {coin} each.",
-                                 f"{they.capitalize()} adds {m} {two[1]} at {q} {coin} each.")
+            text += " " + t.pick(
+                f"{they.capitalize()} also buys {m} {two[1]} for {q} {coin} each.",
+                f"{they.capitalize()} adds {m} {two[1]} at {q} {coin} each.",
+            )
             extra = m * q
             steps.append(f"{two[1].capitalize()}: {mul(m, q)}.")
         steps.append(f"Together: {add(cost, extra)}.")
         cost += extra
     if t.pick(0, 1):
         paid = t.any([x for x in (20, 50, 100, 150, 200, 250, 300) if x > cost][:2] or [500])
-        text += " " + t.pick(f"{who} pays with {paid} {coin}. How much change does {they} get?",
-                             f"{they.capitalize()} had {paid} {coin}. How many {coin} are left?",
-                             f"How many {coin} of {paid} does {who} still have?")
+        text += " " + t.pick(
+            f"{who} pays with {paid} {coin}. How much change does {they} get?",
+            f"{they.capitalize()} had {paid} {coin}. How many {coin} are left?",
+            f"How many {coin} of {paid} does {who} still have?",
+        )
         steps.append(f"Left: {sub(paid, cost)}.")
         return t.problem(text, steps, f"{who} has {paid - cost} {coin} left.", paid - cost)
-    text += " " + t.pick(f"How many {coin} does {who} pay?", f"How much does {who} spend?", f"What is the price of all in {coin}?")
+    text += " " + t.pick(
+        f"How many {coin} does {who} pay?", f"How much does {who} spend?", f"What is the price of all in {coin}?"
+    )
     return t.problem(text, steps, f"{who} pays {cost} {coin}.", cost)
 
 
 def rates(t):
-    (who, they, their), = t.people(1)
+    ((who, they, their),) = t.people(1)
     kind = t.pick("pages", "km", "pay", "save", "makes")
     n, m = t.n(2, 9), t.n(2, 30)
     item = t.item()
@@ -262,16 +330,26 @@ def rates(t):
         text = t.pick(f"{who} reads {m} pages a day for {n} days.", f"For {n} days, {who} reads {m} pages each day.")
         unit, verb, first = "pages", "reads", "Read"
     elif kind == "km":
-        text = t.pick(f"{who} rides {m} km each hour for {n} hours.", f"{who} travels for {n} hours at {m} km per hour.")
+        text = t.pick(
+            f"{who} rides {m} km each hour for {n} hours.", f"{who} travels for {n} hours at {m} km per hour."
+        )
         unit, verb, first = "km", "travels", "Ridden"
     elif kind == "pay":
-        text = t.pick(f"{who} earns {m} dollars an hour and works {n} hours.", f"{who} works {n} hours for {m} dollars per hour.")
+        text = t.pick(
+            f"{who} earns {m} dollars an hour and works {n} hours.", f"{who} works {n} hours for {m} dollars per hour."
+        )
         unit, verb, first = "dollars", "earns", "Earned"
     elif kind == "save":
-        text = t.pick(f"{who} saves {m} coins every week for {n} weeks.", f"Each week {who} saves {m} coins. {they.capitalize()} does so for {n} weeks.")
+        text = t.pick(
+            f"{who} saves {m} coins every week for {n} weeks.",
+            f"Each week {who} saves {m} coins. {they.capitalize()} does so for {n} weeks.",
+        )
         unit, verb, first = "coins", "saves", "Saved"
     else:
-        text = t.pick(f"{who} makes {m} {item[1]} per hour for {n} hours.", f"In one hour {who} makes {m} {item[1]}. {they.capitalize()} works {n} hours.")
+        text = t.pick(
+            f"{who} makes {m} {item[1]} per hour for {n} hours.",
+            f"In one hour {who} makes {m} {item[1]}. {they.capitalize()} works {n} hours.",
+        )
         unit, verb, first = item[1], "makes", "Made"
     total = n * m
     steps = [f"{first}: {mul(n, m)}."]
@@ -288,10 +366,16 @@ def rates(t):
         total -= k
     elif more == "goal":
         goal = total + t.n(1, 80)
-        text += " " + t.pick(f"The goal is {goal} {unit}. How many {unit} are missing?", f"How many more {unit} are needed for {goal}?")
+        text += " " + t.pick(
+            f"The goal is {goal} {unit}. How many {unit} are missing?", f"How many more {unit} are needed for {goal}?"
+        )
         steps.append(f"Missing: {sub(goal, total)}.")
         return t.problem(text, steps, f"{goal - total} {unit} are missing.", goal - total)
-    text += " " + t.pick(f"How many {unit} is that in all?", f"What is the total number of {unit}?", f"How many {unit} does {who} get to?")
+    text += " " + t.pick(
+        f"How many {unit} is that in all?",
+        f"What is the total number of {unit}?",
+        f"How many {unit} does {who} get to?",
+    )
     return t.problem(text, steps, f"It is {total} {unit} in all.", total)
 
 
@@ -300,7 +384,10 @@ def seats(t):
     rows, each = t.n(2, 15), t.n(2, 12)
     total = rows * each
     thing = t.pick("seats", "chairs", "desks", "trees", "beds")
-    text = t.pick(f"The {place} has {rows} rows of {each} {thing}.", f"In the {place} there are {rows} rows with {each} {thing} each.")
+    text = t.pick(
+        f"The {place} has {rows} rows of {each} {thing}.",
+        f"In the {place} there are {rows} rows with {each} {thing} each.",
+    )
     steps = [f"All {thing}: {mul(rows, each)}."]
     if t.pick(0, 1, 1):
         k = t.n(1, min(total - 1, 60))
@@ -333,7 +420,10 @@ def ages(t):
     else:
         k = t.n(2, 4)
         y, step = x * k, mul(x, k)
-        rel = t.pick(f"{b} is {'twice' if k == 2 else f'{k} times'} as old.", f"{b} is {'twice' if k == 2 else f'{k} times'} as old as {a}.")
+        rel = t.pick(
+            f"{b} is {'twice' if k == 2 else f'{k} times'} as old.",
+            f"{b} is {'twice' if k == 2 else f'{k} times'} as old as {a}.",
+        )
     text = t.pick(f"{a} is {x} years old.", f"{a} is now {x}.") + " " + rel
     steps = [f"{b} now: {step}."]
     ask = t.pick("now", "future", "past", "sum")
@@ -361,9 +451,14 @@ def fractions(t):
     word, k = t.pick(("half", 2), ("a third", 3), ("a quarter", 4), ("a fifth", 5))
     part = t.n(2, 15)
     x = part * k
-    text = t.pick(f"{who} has {_has(x, item)}.", f"{who} finds {_has(x, item)}.", f"{who} bakes, buys and finds {_has(x, item)}.")
-    text += " " + t.pick(f"{they.capitalize()} gives {word} of them to {friend}.", f"{friend} gets {word} of them.",
-                         f"{they.capitalize()} sells {word} of them.")
+    text = t.pick(
+        f"{who} has {_has(x, item)}.", f"{who} finds {_has(x, item)}.", f"{who} bakes, buys and finds {_has(x, item)}."
+    )
+    text += " " + t.pick(
+        f"{they.capitalize()} gives {word} of them to {friend}.",
+        f"{friend} gets {word} of them.",
+        f"{they.capitalize()} sells {word} of them.",
+    )
     steps = [f"{word.capitalize()}: {div(x, k)}."]
     ask = t.pick("part", "rest", "rest more")
     if ask == "part":
@@ -381,15 +476,21 @@ def fractions(t):
 
 
 def days(t):
-    (who, they, _), = t.people(1)
+    ((who, they, _),) = t.people(1)
     item = t.item()
     names = t.any((WEEKDAYS, MONTHS))
     d = t.n(0, len(names) - 4)
     count = t.pick(2, 3, 3)
     verb = t.pick("sells", "finds", "makes", "counts", "picks")
     x = t.n(2, 30)
-    text = t.pick(f"On {names[d]} {who} {verb} {_has(x, item)}." if names is WEEKDAYS else f"In {names[d]} {who} {verb} {_has(x, item)}.",
-                  f"{who} {verb} {_has(x, item)} {'on' if names is WEEKDAYS else 'in'} {names[d]}.")
+    text = t.pick(
+        (
+            f"On {names[d]} {who} {verb} {_has(x, item)}."
+            if names is WEEKDAYS
+            else f"In {names[d]} {who} {verb} {_has(x, item)}."
+        ),
+        f"{who} {verb} {_has(x, item)} {'on' if names is WEEKDAYS else 'in'} {names[d]}.",
+    )
     values, steps = [x], []
     for i in range(1, count):
         prev, name = values[-1], names[d + i]
@@ -412,18 +513,24 @@ def days(t):
             k = t.n(2, 40)
             text += f" {name}: {k}."
             values.append(k)
-    text += " " + t.pick(f"How many {item[1]} is that in all?", f"How many {item[1]} together?", f"What is the total number of {item[1]}?")
+    text += " " + t.pick(
+        f"How many {item[1]} is that in all?",
+        f"How many {item[1]} together?",
+        f"What is the total number of {item[1]}?",
+    )
     steps.append(f"Sum: {add(*values)}.")
     return t.problem(text, steps, f"It is {_has(sum(values), item)} in all.", sum(values))
 
 
 def scaling(t):
-    (who, they, _), = t.people(1)
-    item = t.item()
+    ((who, they, _),) = t.people(1)
     small, k, factor = t.n(2, 5), t.n(2, 9), t.n(2, 6)
     base = small * k
-    text = t.pick(f"{who} needs {base} cups of flour for {small} cakes.", f"{small} cakes take {base} cups of flour.",
-                  f"With {base} cups of flour {who} bakes {small} cakes.")
+    text = t.pick(
+        f"{who} needs {base} cups of flour for {small} cakes.",
+        f"{small} cakes take {base} cups of flour.",
+        f"With {base} cups of flour {who} bakes {small} cakes.",
+    )
     many = small * factor if t.pick(0, 1) else t.n(2, 9)
     text += " " + t.pick(f"How many cups are needed for {many} cakes?", f"How many cups of flour do {many} cakes take?")
     steps = [f"One cake: {div(base, small)}.", f"{many} cakes: {mul(many, k)}."]
@@ -431,43 +538,78 @@ def scaling(t):
 
 
 def lengths(t):
-    (who, they, _), = t.people(1)
+    ((who, they, _),) = t.people(1)
     thing = t.pick("rope", "ribbon", "wire", "board", "pipe")
     n, each = t.n(2, 9), t.n(2, 20)
     rest = t.n(0, 20)
     total = n * each + rest
     unit = t.pick("meters", "feet", "inches")
     text = t.pick(f"A {thing} is {total} {unit} long.", f"{who} has a {thing} of {total} {unit}.")
-    text += " " + t.pick(f"{who} cuts off {n} pieces of {each} {unit} each.", f"{n} pieces of {each} {unit} each are cut off.")
+    text += " " + t.pick(
+        f"{who} cuts off {n} pieces of {each} {unit} each.", f"{n} pieces of {each} {unit} each are cut off."
+    )
     text += " " + t.pick(f"How long is the rest of the {thing}?", f"How many {unit} are left?")
-    return t.problem(text, [f"Cut off: {mul(n, each)}.", f"Left: {sub(total, n * each)}."], f"{rest} {unit} are left.", rest)
+    return t.problem(
+        text, [f"Cut off: {mul(n, each)}.", f"Left: {sub(total, n * each)}."], f"{rest} {unit} are left.", rest
+    )
 
 
 def two_kinds(t):
-    (who, they, _), = t.people(1)
+    ((who, they, _),) = t.people(1)
     one, two = t.rng.sample(t.v.items, 2)
     n, a, b = t.n(2, 8), t.n(2, 12), t.n(2, 12)
-    (box, boxes) = t.any(t.v.containers)
-    text = t.pick(f"Each {box} holds {a} {one[1]} and {b} {two[1]}. {who} has {n} {boxes}.",
-                  f"{who} has {n} {boxes}, each with {a} {one[1]} and {b} {two[1]}.",
-                  f"{who} packs {a} {one[1]} and {b} {two[1]} into every {box}. There are {n} {boxes}.")
+    box, boxes = t.any(t.v.containers)
+    text = t.pick(
+        f"Each {box} holds {a} {one[1]} and {b} {two[1]}. {who} has {n} {boxes}.",
+        f"{who} has {n} {boxes}, each with {a} {one[1]} and {b} {two[1]}.",
+        f"{who} packs {a} {one[1]} and {b} {two[1]} into every {box}. There are {n} {boxes}.",
+    )
     text += " " + t.pick("How many things are in all of them?", f"How many {one[1]} and {two[1]} are there in all?")
-    return t.problem(text, [f"In one {box}: {add(a, b)}.", f"In {n}: {mul(n, a + b)}."], f"There are {n * (a + b)} in all.", n * (a + b))
+    return t.problem(
+        text,
+        [f"In one {box}: {add(a, b)}.", f"In {n}: {mul(n, a + b)}."],
+        f"There are {n * (a + b)} in all.",
+        n * (a + b),
+    )
 
 
 def profit(t):
-    (who, they, _), = t.people(1)
+    ((who, they, _),) = t.people(1)
     item = t.item()
     n, cost, gain = t.n(2, 12), t.n(2, 12), t.n(1, 9)
     price = cost + gain
-    text = t.pick(f"{who} buys {n} {item[1]} for {cost} coins each and sells them for {price} coins each.",
-                  f"One {item[0]} costs {who} {cost} coins and sells for {price} coins. {they.capitalize()} sells {n} of them.")
-    text += " " + t.pick(f"What is {who}'s gain in coins?", f"How many coins does {who} gain?", f"How much profit does {who} make?")
-    return t.problem(text, [f"Gain on one: {sub(price, cost)}.", f"On {n}: {mul(n, gain)}."], f"{who} gains {n * gain} coins.", n * gain)
+    text = t.pick(
+        f"{who} buys {n} {item[1]} for {cost} coins each and sells them for {price} coins each.",
+        f"One {item[0]} costs {who} {cost} coins and sells for {price} coins. {they.capitalize()} sells {n} of them.",
+    )
+    text += " " + t.pick(
+        f"What is {who}'s gain in coins?", f"How many coins does {who} gain?", f"How much profit does {who} make?"
+    )
+    return t.problem(
+        text,
+        [f"Gain on one: {sub(price, cost)}.", f"On {n}: {mul(n, gain)}."],
+        f"{who} gains {n * gain} coins.",
+        n * gain,
+    )
 
 
-FAMILIES = (running_total, running_total, groups, sharing, comparing, shopping, rates, seats, ages, fractions, days, scaling,
-            lengths, two_kinds, profit)
+FAMILIES = (
+    running_total,
+    running_total,
+    groups,
+    sharing,
+    comparing,
+    shopping,
+    rates,
+    seats,
+    ages,
+    fractions,
+    days,
+    scaling,
+    lengths,
+    two_kinds,
+    profit,
+)
 
 
 def word_problem(rng, vocabulary):
@@ -502,8 +644,14 @@ def drill(rng):
         b, q = n(2, 10), n(2, 15)
         expr, step, ans = f"{b * q} / {b}", div(b * q, b), q
     form = n(0, 5)
-    question = (f"What is {expr}?", f"Compute {expr}.", f"{expr} = ?", f"Calculate {expr}.", f"How much is {expr}?",
-                f"Please work out {expr}.")[form]
+    question = (
+        f"What is {expr}?",
+        f"Compute {expr}.",
+        f"{expr} = ?",
+        f"Calculate {expr}.",
+        f"How much is {expr}?",
+        f"Please work out {expr}.",
+    )[form]
     return Problem(question, [f"{step}."], f"{expr} = {ans}.", ans, ("drill", form))
 
 

@@ -5,6 +5,7 @@ in filler of numbered lines, glosses and stories. Several facts are hidden, some
 one context gives several answers to learn from. Distances beyond the 128-token window can only be bridged through
 compressed rows.
 """
+
 from .tasks_text import numbered_line, prose
 from .words import COLORS
 
@@ -20,9 +21,19 @@ def _thing(rng, v):
 def _code(rng, v):
     k = _thing(rng, v)
     n = str(1000000 + int(rng.random() * 9000000))
-    ask = _r(rng, ("What is the access code for {}?", "What is the access code for {}? Answer with the code.", "Tell me the access code for {}.",
-                   "Which access code does the text give for {}?", "Report the access code for {}.", "Find the access code for {} in the text.",
-                   "What is the 7-digit access code for {}?", "Please give me the access code for {}.")).format(k)
+    ask = _r(
+        rng,
+        (
+            "What is the access code for {}?",
+            "What is the access code for {}? Answer with the code.",
+            "Tell me the access code for {}.",
+            "Which access code does the text give for {}?",
+            "Report the access code for {}.",
+            "Find the access code for {} in the text.",
+            "What is the 7-digit access code for {}?",
+            "Please give me the access code for {}.",
+        ),
+    ).format(k)
     return k, f"The access code for {k} is {n}.", ask, f"The access code for {k} is {n}."
 
 
@@ -38,9 +49,16 @@ def _carries(rng, v):
 
 
 def _person(rng, v):
-    p, (what, values) = _r(rng, v.people)[0], _r(rng, (("city", v.cities), ("animal", v.animals), ("color", COLORS), ("job", v.jobs), ("place", v.places)))
+    p, (what, values) = _r(rng, v.people)[0], _r(
+        rng, (("city", v.cities), ("animal", v.animals), ("color", COLORS), ("job", v.jobs), ("place", v.places))
+    )
     x = _r(rng, values)
-    return (p, what), f"{p}'s favorite {what} is {x}.", f"What is {p}'s favorite {what}?", f"{p}'s favorite {what} is {x}."
+    return (
+        (p, what),
+        f"{p}'s favorite {what} is {x}.",
+        f"What is {p}'s favorite {what}?",
+        f"{p}'s favorite {what} is {x}.",
+    )
 
 
 def _where(rng, v):
@@ -54,7 +72,15 @@ def _phone(rng, v):
 
 
 FACTS = (_code, _code, _code, _code, _phone, _cargo, _carries, _person, _where)
-LEADS = ("", "", "Read this text.\n\n", "Here is a text.\n\n", "Use the text to answer.\n\n", "Text:\n", "Remember the codes in this text.\n\n")
+LEADS = (
+    "",
+    "",
+    "Read this text.\n\n",
+    "Here is a text.\n\n",
+    "Use the text to answer.\n\n",
+    "Text:\n",
+    "Remember the codes in this text.\n\n",
+)
 
 
 def haystack(rng, v, glosses, chars, facts, depths=None):
@@ -85,12 +111,20 @@ def conversation(rng, v, glosses, chars, questions, only=None, depths=None):
         asked = facts[:questions]
     messages = []
     if rng.random() < 0.25:
-        messages.append({"role": "system", "content": _r(rng, ("You are a helpful assistant.", "Answer from the text.", "Be exact."))})
+        messages.append(
+            {
+                "role": "system",
+                "content": _r(rng, ("You are a helpful assistant.", "Answer from the text.", "Be exact.")),
+            }
+        )
     for i, (_key, _sentence, ask, answer) in enumerate(asked):
         user = ask if i else _r(rng, LEADS) + text + "\n\n" + ask
         if i == 0 and rng.random() < 0.1:
             user = ask + "\n\n" + text
-        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": answer, "reasoning_content": "I look it up in the text."}]
+        messages += [
+            {"role": "user", "content": user},
+            {"role": "assistant", "content": answer, "reasoning_content": "I look it up in the text."},
+        ]
     return messages
 
 

@@ -7,6 +7,7 @@ The training machine may have no packages, so `extract()` is run beforehand and 
 Lines are `rank<TAB>word<TAB>part of speech<TAB>gloss<TAB>example|example`, most frequent senses (cntlist.rev) first.
 Only the first sense of a lemma is kept.
 """
+
 import os
 import re
 import sys
@@ -55,9 +56,11 @@ def extract(folder=FOLDER):
 def load(path):
     """Rows (word, part of speech, gloss, [examples]) of a file that `main` wrote; a few built-in ones without it."""
     if not path or not os.path.exists(path):
-        return [("boat", "noun", "a small vessel for travel on water", ["the boat is at the pier"]),
-                ("walk", "verb", "use one's feet to advance", ["we walk to the shop"]),
-                ("bright", "adjective", "emitting or reflecting light readily", ["the sun was bright"])] * 4
+        return [
+            ("boat", "noun", "a small vessel for travel on water", ["the boat is at the pier"]),
+            ("walk", "verb", "use one's feet to advance", ["we walk to the shop"]),
+            ("bright", "adjective", "emitting or reflecting light readily", ["the sun was bright"]),
+        ] * 4
     rows = []
     with open(path, encoding="utf-8") as f:
         for line in f:

@@ -14,44 +14,90 @@ def split(words):
     return [w for i, w in enumerate(words) if i % 8 != 5], [w for i, w in enumerate(words) if i % 8 == 5]
 
 
-SHE = _w("Mia Anna Clara Elsa Ines Julia Lena Maria Nora Olga Petra Rosa Sara Tina Vera Zoe Alice Beth Carla Diana Emma "
-         "Fiona Grace Hanna Irene Jane Karen Linda Molly Nadia Olivia Paula Rita Sofia Teresa Uma Wendy Yara Amira Bela "
-         "Chloe Dora Edith Freya Greta Helen Ida Joan")
-HE = _w("Tom Ben Carl David Erik Felix George Henry Ivan Jack Karl Leo Max Noah Oscar Peter Ravi Sam Tim Victor Walter "
-        "Adam Bruno Colin Daniel Ethan Frank Gus Hugo Igor Jonas Kevin Liam Martin Nils Owen Paul Quinn Robert Simon "
-        "Theo Umar Vince Will Yusuf Zack Arlo Boris")
+SHE = _w(
+    "Mia Anna Clara Elsa Ines Julia Lena Maria Nora Olga Petra Rosa Sara Tina Vera Zoe Alice Beth Carla Diana Emma "
+    "Fiona Grace Hanna Irene Jane Karen Linda Molly Nadia Olivia Paula Rita Sofia Teresa Uma Wendy Yara Amira Bela "
+    "Chloe Dora Edith Freya Greta Helen Ida Joan"
+)
+HE = _w(
+    "Tom Ben Carl David Erik Felix George Henry Ivan Jack Karl Leo Max Noah Oscar Peter Ravi Sam Tim Victor Walter "
+    "Adam Bruno Colin Daniel Ethan Frank Gus Hugo Igor Jonas Kevin Liam Martin Nils Owen Paul Quinn Robert Simon "
+    "Theo Umar Vince Will Yusuf Zack Arlo Boris"
+)
 
 # singular, plural; things that one can count, buy, give away and put into boxes
-ITEMS = [(s, s + "s") for s in _w(
-    "apple book pencil stamp marble sticker card coin shell button ribbon candle cookie orange lemon pear plum egg "
-    "bean carrot onion melon muffin cake ticket postcard notebook crayon brush spoon plate cup bowl lamp chair pillow "
-    "towel hat scarf sock shirt jacket bead rope nail screw brick tile stone feather flower rose tulip balloon kite "
-    "toy puzzle magnet badge poster photo magazine letter envelope bottle jar basket bag pen eraser ruler marker")] + [
-    ("peach", "peaches"), ("box of tea", "boxes of tea"), ("brush", "brushes"), ("dish", "dishes"), ("berry", "berries"),
-    ("knife", "knives"), ("loaf", "loaves"), ("watch", "watches"), ("glass", "glasses"), ("toy car", "toy cars")]
-CONTAINERS = [(s, p) for s, p in (
-    ("box", "boxes"), ("bag", "bags"), ("basket", "baskets"), ("crate", "crates"), ("jar", "jars"), ("tray", "trays"),
-    ("shelf", "shelves"), ("drawer", "drawers"), ("packet", "packets"), ("bucket", "buckets"), ("sack", "sacks"),
-    ("case", "cases"), ("tin", "tins"), ("folder", "folders"), ("album", "albums"), ("chest", "chests"))]
-PLACES = _w("market school library park garden kitchen farm shop museum harbor station bakery theater hotel office "
-            "stadium factory zoo beach castle village bridge forest airport")
-ANIMALS = _w("cat dog horse sheep goat duck hen rabbit pig cow fox owl mouse bear frog hawk otter badger swan turtle "
-             "beaver lynx heron mole")
+ITEMS = [
+    (s, s + "s")
+    for s in _w(
+        "apple book pencil stamp marble sticker card coin shell button ribbon candle cookie orange lemon pear plum egg "
+        "bean carrot onion melon muffin cake ticket postcard notebook crayon brush spoon plate cup bowl lamp chair pillow "
+        "towel hat scarf sock shirt jacket bead rope nail screw brick tile stone feather flower rose tulip balloon kite "
+        "toy puzzle magnet badge poster photo magazine letter envelope bottle jar basket bag pen eraser ruler marker"
+    )
+] + [
+    ("peach", "peaches"),
+    ("box of tea", "boxes of tea"),
+    ("brush", "brushes"),
+    ("dish", "dishes"),
+    ("berry", "berries"),
+    ("knife", "knives"),
+    ("loaf", "loaves"),
+    ("watch", "watches"),
+    ("glass", "glasses"),
+    ("toy car", "toy cars"),
+]
+CONTAINERS = [
+    (s, p)
+    for s, p in (
+        ("box", "boxes"),
+        ("bag", "bags"),
+        ("basket", "baskets"),
+        ("crate", "crates"),
+        ("jar", "jars"),
+        ("tray", "trays"),
+        ("shelf", "shelves"),
+        ("drawer", "drawers"),
+        ("packet", "packets"),
+        ("bucket", "buckets"),
+        ("sack", "sacks"),
+        ("case", "cases"),
+        ("tin", "tins"),
+        ("folder", "folders"),
+        ("album", "albums"),
+        ("chest", "chests"),
+    )
+]
+PLACES = _w(
+    "market school library park garden kitchen farm shop museum harbor station bakery theater hotel office "
+    "stadium factory zoo beach castle village bridge forest airport"
+)
+ANIMALS = _w(
+    "cat dog horse sheep goat duck hen rabbit pig cow fox owl mouse bear frog hawk otter badger swan turtle "
+    "beaver lynx heron mole"
+)
 COLORS = _w("red blue green grey yellow white black brown pink purple orange silver golden violet")
-ADJECTIVES = _w("amber silent quiet bright hidden frozen rapid gentle broken ancient hollow crimson misty velvet lucky "
-                "wooden marble distant copper iron stormy sunny narrow wild clever brave humble noble curious eager "
-                "patient proud salty sandy rusty dusty polished shiny steady sturdy secret lonely northern southern "
-                "eastern western early late cold warm dry deep tall tiny giant royal rural urban lunar solar coral")
-NOUNS = _w("falcon river lantern anchor meadow harbor compass violin canyon glacier orchard pebble cabin tower tunnel "
-           "valley island mirror hammer ladder engine rocket saddle shovel basket candle carpet window garden bridge "
-           "temple statue fountain castle village market museum library station forest desert prairie lagoon reef "
-           "comet planet meteor thunder breeze blossom thistle clover maple cedar willow walnut pepper ginger saffron "
-           "falconer tiger panther badger otter heron sparrow raven beetle cricket spider turtle dolphin walrus")
-CITIES = _w("Rome Paris Berlin Madrid Lisbon Vienna Prague Dublin Oslo Helsinki Athens Cairo Lima Quito Delhi Tokyo "
-            "Seoul Sydney Boston Denver Chicago Toronto Geneva Milan Porto Turin Bergen Tampa Dallas Austin Kyoto "
-            "Nairobi Dakar Tunis Zurich Munich Hamburg Krakow Riga Tallinn")
-JOBS = _w("baker farmer teacher doctor nurse painter driver sailor tailor carpenter plumber writer singer dancer "
-          "gardener fisher miner potter weaver clerk")
+ADJECTIVES = _w(
+    "amber silent quiet bright hidden frozen rapid gentle broken ancient hollow crimson misty velvet lucky "
+    "wooden marble distant copper iron stormy sunny narrow wild clever brave humble noble curious eager "
+    "patient proud salty sandy rusty dusty polished shiny steady sturdy secret lonely northern southern "
+    "eastern western early late cold warm dry deep tall tiny giant royal rural urban lunar solar coral"
+)
+NOUNS = _w(
+    "falcon river lantern anchor meadow harbor compass violin canyon glacier orchard pebble cabin tower tunnel "
+    "valley island mirror hammer ladder engine rocket saddle shovel basket candle carpet window garden bridge "
+    "temple statue fountain castle village market museum library station forest desert prairie lagoon reef "
+    "comet planet meteor thunder breeze blossom thistle clover maple cedar willow walnut pepper ginger saffron "
+    "falconer tiger panther badger otter heron sparrow raven beetle cricket spider turtle dolphin walrus"
+)
+CITIES = _w(
+    "Rome Paris Berlin Madrid Lisbon Vienna Prague Dublin Oslo Helsinki Athens Cairo Lima Quito Delhi Tokyo "
+    "Seoul Sydney Boston Denver Chicago Toronto Geneva Milan Porto Turin Bergen Tampa Dallas Austin Kyoto "
+    "Nairobi Dakar Tunis Zurich Munich Hamburg Krakow Riga Tallinn"
+)
+JOBS = _w(
+    "baker farmer teacher doctor nurse painter driver sailor tailor carpenter plumber writer singer dancer "
+    "gardener fisher miner potter weaver clerk"
+)
 WEEKDAYS = _w("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = _w("January February March April May June July August September October November December")
 NUMBER_WORDS = _w("zero one two three four five six seven eight nine ten eleven twelve")
@@ -106,7 +152,10 @@ class Pool:
 
 def invented(rng):
     n = 2 + int(rng.random() * 2)
-    return "".join("bcdfghjklmnprstvwz"[int(rng.random() * 18)] + "aeiouy"[int(rng.random() * 6)] for _ in range(n)) + ("", "n", "r", "s", "l")[int(rng.random() * 5)]
+    return (
+        "".join("bcdfghjklmnprstvwz"[int(rng.random() * 18)] + "aeiouy"[int(rng.random() * 6)] for _ in range(n))
+        + ("", "n", "r", "s", "l")[int(rng.random() * 5)]
+    )
 
 
 def wild(rng, pool):
