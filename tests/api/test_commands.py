@@ -382,6 +382,38 @@ class Model(Folder):
             self.assertLessEqual(step["draft"]["rows"], int(rows) * gamma)
             self.assertGreater(step["verify"]["rows"], step["draft"]["rows"] / 2)
 
+    def test_ids_without_a_name_are_never_drawn(self):
+        with open(os.path.join(MODEL, "tokenizer.json"), encoding="utf-8") as f:
+            tok = json.load(f)
+        names = {i: t for t, i in tok["model"]["vocab"].items()}
+        prompt = run_json("tokenize", "Tom has 12 pens. He finds")["ids"]
+        args = ("--ids", self.file("i.json", prompt), "--temperature", "0", "--max-tokens", "12", "--ignore-eos")
+        before = run_json("generate", *args)["ids"]
+        drop = next(i for i in before if len(names.get(i, "")) > 2)
+        path = os.path.join(self.dir, "m")
+        os.mkdir(path)
+        for name in os.listdir(MODEL):
+            if name != "tokenizer.json":
+                os.symlink(os.path.join(MODEL, name), os.path.join(path, name))
+        gone = {names[drop]}
+        for m in tok["model"]["merges"]:  # nor what is merged from it
+            a, b = m if isinstance(m, list) else m.split(" ")
+            if a in gone or b in gone:
+                gone.add(a + b)
+        tok["model"]["merges"] = [m for m in tok["model"]["merges"]
+                                  if not gone & {"".join(m if isinstance(m, list) else m.split(" ")),
+                                                 *(m if isinstance(m, list) else m.split(" "))}]
+        gone_ids = {tok["model"]["vocab"].pop(t) for t in gone}
+        self.file(os.path.join(path, "tokenizer.json"), tok)
+        at = before.index(drop)
+        after = run_json("generate", *args, "--model", path)["ids"]
+        self.assertEqual(after[:at], before[:at])
+        self.assertFalse(set(after) & gone_ids, (after, drop))
+        with Server(fake=False, flags=["--model", path]) as s:
+            r = s.post("/generate", {"input_ids": prompt, "sampling_params": {
+                "temperature": 0, "max_new_tokens": 12, "ignore_eos": True}}).json()
+            self.assertEqual(r["output_ids"], after)
+
     def test_one_request_takes_memory_for_one(self):
         """generate allocates KV for its own prompt and tokens, not for a server's load."""
         def kib(*flags):
