@@ -239,13 +239,13 @@ def place(row):
     return kind[0], row["name"].startswith("acc"), row["name"]
 
 
-def write_result(path, rows, keep, args):
+def write_result(path, rows, weights, args):
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    build = git("rev-parse", "HEAD")[:12] + ("-changed" if git("diff", "HEAD", "--", "src", "include") else "")
-    weights = {"target": digest_of_model(False), "model": digest_of_model(True)}
+    build = args.build or git("rev-parse", "HEAD")[:12] + (
+        "-changed" if git("diff", "HEAD", "--", "src", "include") else "")
     for row in rows:
         row.update(date=now, build=build)
-    if keep and os.path.exists(path):
+    if args.keep and os.path.exists(path):
         with open(path, encoding="utf-8") as f:
             old = json.load(f)
         names = {row["name"] for row in rows}
@@ -253,7 +253,7 @@ def write_result(path, rows, keep, args):
         rows += [row for row in old["rows"] if row["name"] not in names and
                  old["target" if "right" in row else "model"] == weights["target" if "right" in row else "model"]]
     result = {"card": "cpu", "driver": "", "date": now, "build": build, **weights,
-              "command": "tests/long/kindling_quality.py " + " ".join(args), "flags": " ".join(FLAGS)}
+              "command": "tests/long/kindling_quality.py " + " ".join(sys.argv[1:]), "flags": " ".join(FLAGS)}
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path + ".new", "w", encoding="utf-8") as f:
         lines = ",\n  ".join(json.dumps(row) for row in sorted(rows, key=place))
@@ -280,6 +280,7 @@ def main():
     p.add_argument("--size", choices=list(COUNTS), default=os.environ.get("FST_TEST_SIZE", "ci"))
     p.add_argument("--parts", help="kinds, and `equal`, separated by commas; all when not given")
     p.add_argument("--keep", action="store_true", help="keep other rows of the result file")
+    p.add_argument("--build", help="commit of the program in FST_BUILD, when it is not this tree's")
     p.add_argument("--out", help="result file; for long " + RESULT)
     args = p.parse_args()
     judge_self_test()
@@ -295,6 +296,7 @@ def main():
         items_of = kindling_items.stored()
         make = lambda kind, n: items_of[kind][:n]  # noqa: E731
     rows, samples = [], []
+    weights = {"target": digest_of_model(False), "model": digest_of_model(True)}
     with harness.Server(fake=False, flags=FLAGS) as s:
         info = s.info()
         assert (info["kv_layout"], info["verify_mode"]) == ("unified-fp8", "static"), info
@@ -316,7 +318,7 @@ def main():
         rows += equal_rows(samples)
         print_row(rows[-1])
     if args.size == "long" or args.out:
-        write_result(args.out or os.path.join(ROOT, RESULT), rows, args.keep, sys.argv[1:])
+        write_result(args.out or os.path.join(ROOT, RESULT), rows, weights, args)
     failed = sum(not row["passed"] for row in rows)
     print("%d passed, %d failed, 0 skipped" % (len(rows) - failed, failed))
     return 1 if failed else 0
