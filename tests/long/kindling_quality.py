@@ -47,7 +47,8 @@ BOUNDS = {
     "long": {"arithmetic": 0.90, "tools": 0.95, "needle_1k": 0.95, "needle_2k": 0.95, "needle_4k": 0.95,
              "needle_8k": 0.80},
 }
-ACCEPT_BOUND = 3.0  # tokens per verification over the mix
+# Tokens per verification; where the drafter learnt nothing it is about 1.1.
+ACCEPT_BOUNDS = {"san": {"arithmetic": 2.0}, "ci": {"arithmetic": 3.0}, "long": {"mix": 3.0}}
 
 
 # ---------------------------------------------------------------- one request, one judgement
@@ -190,7 +191,7 @@ def part_rows(server, kind, items, bound, accept_bound):
     elif kind != "mix":
         rows.append(share_row(kind, items, replies, bound))
     if not kind.startswith("needle"):
-        rows += accept_rows(kind, len(items), spent, accept_bound if kind == "mix" else None)
+        rows += accept_rows(kind, len(items), spent, accept_bound)
     return rows, replies
 
 
@@ -305,7 +306,8 @@ def main():
                 continue
             items = make(kind, count if kind in parts else 20)
             start = time.time()
-            new, replies = part_rows(s, kind, items, BOUNDS[args.size].get(kind), ACCEPT_BOUND)
+            new, replies = part_rows(s, kind, items, BOUNDS[args.size].get(kind),
+                                     ACCEPT_BOUNDS[args.size].get(kind))
             if kind in ("arithmetic", "tools") and "equal" in parts:
                 n = 20 if args.size == "long" else 2
                 samples.append((kind, items[:n], replies[:n]))
