@@ -1,6 +1,6 @@
 """Write models/kindling from trained state, or (--random) an untrained model of the same shape.
 
-python3 tools/train/export.py --state tools/train/state --out models/kindling
+python3 tools/train/export.py --state s/polish --out models/kindling
 python3 tools/train/export.py --random --out models/kindling
 """
 

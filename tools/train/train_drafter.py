@@ -1,6 +1,6 @@
 """Train the DSpark drafter of a finished target for a given number of minutes.
 
-    python3 tools/train/train_drafter.py --state tools/train/state --minutes 4.5 --out $OUT
+    python3 tools/train/train_drafter.py --state models/kindling --minutes 4.5 --out $OUT
 
 The frozen target, its weights on the checkpoint's grid and its activations quantised, first answers prompts of all
 tasks, half of them greedily and half sampled. The drafter then learns blocks behind random anchors of those answers
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from kindling import evaluate, fused, wordnet
-from kindling.checkpoint import load_state, put_on_grid, save_state
+from kindling.checkpoint import is_published, load_export, load_state, put_on_grid, save_state
 from kindling.config import KINDLING, Config, tiny
 from kindling.data import Packer, PackedStream, Sampler
 from kindling.decode import generate
@@ -159,9 +159,14 @@ def main():
     )
     dtype = torch.bfloat16 if a.device == "cuda" or a.bf16 else torch.float32
     target, drafter = Target(c, dtype), Drafter(c, dtype)
-    load_state(target, a.state, "target")
-    put_on_grid(target)
-    if a.resume:
+    if is_published(a.state):
+        load_export(target, drafter, a.state)
+    else:
+        load_state(target, a.state, "target")
+        put_on_grid(target)
+    if a.resume and is_published(a.resume):
+        load_export(target, drafter, a.resume)
+    elif a.resume:
         load_state(drafter, a.resume, "drafter")
     else:
         drafter.init_from(target)

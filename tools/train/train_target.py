@@ -1,7 +1,7 @@
 """Train the target model for a given number of minutes.
 
     python3 tools/train/train_target.py --stage base --minutes 8 --out $OUT
-    python3 tools/train/train_target.py --stage long --minutes 6 --init tools/train/state --out $OUT
+    python3 tools/train/train_target.py --stage long --minutes 6 --init models/kindling --out $OUT
 
 Stage `base` learns the tasks at 1k tokens with dense attention to compressed rows; stage `long` goes to 8k, trains the
 indexer, then lets it choose, in the checkpoint's own number formats from the start (quantisation-aware). The learning
@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 
 from kindling import evaluate, fused, wordnet
-from kindling.checkpoint import load_state, save_state
+from kindling.checkpoint import is_published, load_export, load_state, save_state
 from kindling.config import KINDLING, Config, tiny
 from kindling.data import PackedStream
 from kindling.model import Target
@@ -117,7 +117,9 @@ def main():
         else Config(KINDLING)
     )
     model = Target(c, torch.bfloat16 if a.device == "cuda" else torch.float32)
-    if a.init:
+    if a.init and is_published(a.init):
+        load_export(model, None, a.init)  # on the grid: a later stage goes on from the same function
+    elif a.init:
         load_state(model, a.init, "target")
     model.to(a.device).train()
     model.sw.quant = s["quant"]

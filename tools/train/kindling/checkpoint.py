@@ -196,3 +196,8 @@ def save_state(module, folder, stem):
 
 def load_state(module, folder, stem):
     module.load_state_dict(_read_shards(folder, stem))
+
+
+def is_published(folder):
+    """Whether `folder` holds a checkpoint in the published format rather than training state."""
+    return os.path.exists(os.path.join(folder, "model.safetensors.index.json"))
