@@ -220,10 +220,12 @@ static enum fst_status listen_on(struct loop *l, const struct addrinfo *a, const
 
 enum fst_status loop_listen(struct loop *l, const char *host, int port, int *bound)
 {
+    /* localhost means loopback (RFC 6761), also on a machine whose /etc/hosts does not say so. */
+    bool local = strcmp(host, "localhost") == 0;
     struct addrinfo hints = {
-        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = local ? 0 : AI_PASSIVE};
     struct addrinfo *list = NULL;
-    int rc = getaddrinfo(host, NULL, &hints, &list);
+    int rc = getaddrinfo(local ? NULL : host, "0", &hints, &list);
     if (rc != 0)
         return fst_error(FST_EINVAL, "--host %s: %s", host, gai_strerror(rc));
     enum fst_status st = FST_ENOTFOUND;

@@ -442,7 +442,10 @@ class ChatTerminal(Folder):
         import time
         shutil.copy(os.path.join(MODEL, "tokenizer.json"), self.dir)
         self.file("script.json", {"text": "thought</think>" + "word " * 2000, "token_ms": 10})
-        pid, fd = pty.fork()
+        try:
+            pid, fd = pty.fork()
+        except OSError as e:  # a root without /dev/pts
+            self.skipTest("no terminal to be had: %s" % e)
         if pid == 0:
             os.environ.update(HOME=self.dir, TERM="xterm")
             os.execv(program("firesteel-fake"), ["firesteel", "chat", "--model", self.dir])
