@@ -241,7 +241,7 @@ def glossary():
 
 
 def paths():
-    """Nobody else has our folders: no absolute path of a person or a workplace."""
+    """Nobody else has our folders: no absolute path of one person or machine."""
     bad = []
     pattern = re.compile("/" + r"(?:home|root|work|Users)/\w")
     for path in files("*"):
