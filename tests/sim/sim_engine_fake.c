@@ -366,6 +366,12 @@ static void check_idle(fst_engine *e, bool all)
     assert_int_equal(s.slots_used, 0);
     assert_int_equal(s.kv_tokens_used, 0);
     assert_int_equal(s.requests, s.finished + s.aborted + s.failed);
+    /* Every step is of one kind and no time is counted twice. */
+    assert_int_equal(s.steps, s.prefill_steps_n + s.verify_steps_n + s.decode_steps_n);
+    assert_int_equal(s.step_ns, s.prefill_ns + s.verify_ns + s.decode_ns + s.draft_ns);
+    assert_true(s.draft_steps <= s.draft_rounds);
+    assert_true(s.draft_steps <= s.verify_steps_n + s.prefill_steps_n);
+    assert_true(s.draft_rounds >= s.spec.verify_steps);
     if (all)
         assert_int_equal(s.finished, s.requests);
 }
