@@ -41,8 +41,7 @@ struct door {
 
 struct fst_request {
     struct door *door;
-    const fst_engine *engine; /* the engine's thread only */
-    atomic_int refs;          /* user, engine */
+    atomic_int refs; /* user, engine */
     atomic_bool cancel;
     fst_request *next; /* queue link */
 

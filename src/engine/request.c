@@ -149,7 +149,6 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
     pthread_cond_init(&r->changed, NULL);
     door_ref(d);
     r->door = d;
-    r->engine = e;
     atomic_init(&r->refs, 2);
     atomic_init(&r->cancel, false);
     r->o = *o;
