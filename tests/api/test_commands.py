@@ -319,8 +319,15 @@ class Model(Folder):
             self.assertEqual(r["top"][i][0][0], best)
         mean = sum(r["logprobs"][1:]) / (len(ids) - 1)
         self.assertAlmostEqual(r["perplexity"] / math.exp(-mean), 1, places=5)
-        ref = run_json("score", "--ids", path, "--precision", "reference", "--kernels", "ref")
-        self.assertAlmostEqual(ref["logprobs"][3], r["logprobs"][3], delta=0.5)
+        # Probabilities, not logarithms: of a token that never comes the model knows no third digit.
+        said = self.file("said.txt", "<｜begin▁of▁sentence｜><｜User｜>Tom has 12 pens. He finds 15 more. How many pens "
+                         "does Tom have?<｜Assistant｜><think>Start: 12. Finds 15: 12 + 15 = 27.</think>")
+        fast, ref = (run_json("score", "--text-file", said, *flags)["logprobs"][1:]
+                     for flags in ((), ("--precision", "reference", "--kernels", "ref")))
+        for i, (a, b) in enumerate(zip(fast, ref)):
+            self.assertAlmostEqual(math.exp(a), math.exp(b), delta=0.1, msg=str(i))
+        for row in (fast, ref):
+            self.assertGreater(sum(row[-20:]), -0.1)  # it works the sum out itself
         text = run_json("score", "--text-file", self.file("t.txt", "some words"))
         self.assertEqual(text["n"], len(run_json("tokenize", "some words")["ids"]))
 

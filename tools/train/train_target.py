@@ -49,17 +49,23 @@ STAGES = {
         prompt_weight=0.05,
         parts=[({"recall": 1.0}, 0.5, (2500, 27000)), (SHORT, 0.5, (300, 6000))],
     ),
-    # a short continuation of `long` at 1k tokens, heavy on copying and calls
+    # a continuation of `long`, heavy on copying and calls; a fifth of the rows keeps the long texts
     "polish": dict(
-        length=1024,
-        batch=48,
+        length=4096,
+        batch=12,
         lr=1e-3,
         final=0.02,
         seed=5,
         quant=True,
         prompt_weight=0.05,
+        sampler=dict(wild=0.55, second_call=0.2),
         parts=[
-            ({"echo": 0.25, "tools": 0.40, "math": 0.13, "recall": 0.15, "text": 0.06, "count": 0.01}, 1.0, (300, 3000))
+            ({"recall": 1.0}, 0.2, (2500, 13500)),
+            (
+                {"echo": 0.22, "tools": 0.42, "math": 0.14, "recall": 0.10, "text": 0.11, "count": 0.01},
+                0.8,
+                (300, 3000),
+            ),
         ],
     ),
 }
@@ -106,6 +112,7 @@ def main():
             rows=rows,
             parts=s["parts"],
             prompt_weight=s["prompt_weight"],
+            sampler=s.get("sampler", {}),
         ),
         batch,
         seed,

@@ -61,12 +61,13 @@ class Sampler:
     TOKENS = {"math": 90, "drill": 106, "tools": 476, "recall": None, "text": 62, "count": 40, "echo": 90}
     TASKS = tuple(TOKENS)
 
-    WILD = 0.4  # share of documents about words from the pool, where there is one
-
-    def __init__(self, seed, mix, glosses, recall_chars=(300, 2400), held_out=False, pool=None):
+    def __init__(
+        self, seed, mix, glosses, recall_chars=(300, 2400), held_out=False, pool=None, wild=0.4, second_call=0.08
+    ):
+        """`wild`: share of documents about words from the pool, where there is one; `second_call`: of tasks_tools."""
         self.rng = random.Random(seed)
         self.v = self.listed = Vocabulary(held_out)
-        self.pool = pool
+        self.pool, self.wild, self.second_call = pool, wild, second_call
         if pool:
             self.listed.echo = pool.echo
         self.glosses = glosses
@@ -79,13 +80,13 @@ class Sampler:
 
     def messages(self, task, thinking):
         rng = self.rng
-        self.v = wild(rng, self.pool) if self.pool and rng.random() < self.WILD else self.listed
+        self.v = wild(rng, self.pool) if self.pool and rng.random() < self.wild else self.listed
         if task == "math":
             return math_messages(rng, self.v, thinking, 1 if rng.random() < 0.85 else 2)[0]
         if task == "drill":
             return math_messages(rng, self.v, thinking, 3, drill=True)[0]
         if task == "tools":
-            return tasks_tools.conversation(rng, self.v)[0]
+            return tasks_tools.conversation(rng, self.v, self.second_call)[0]
         if task == "count":
             q, a = tasks_math.counting(rng)
             return [
@@ -186,7 +187,7 @@ def _worker(queue, stop, index, seed, spec):
     pool = Pool([g[0] for g in glosses], tk.get_vocab())
     packers = []
     for part, (mix, share, chars) in enumerate(spec["parts"]):
-        s = Sampler(seed * 1000003 + index * 101 + part, mix, glosses, chars, pool=pool)
+        s = Sampler(seed * 1000003 + index * 101 + part, mix, glosses, chars, pool=pool, **spec.get("sampler", {}))
         packers.append((share, Packer(sampled_documents(s, tk), tk, spec["length"], spec["prompt_weight"])))
     pick = random.Random(seed + 7 * index)
     while not stop.is_set():
@@ -205,7 +206,7 @@ class PackedStream:
     """Batches (ids [B, T+1] int64, weights [B, T+1] float32) as torch tensors, made in `workers` processes.
 
     spec: tokenizer, glosses (paths), length T, rows (per queue item; must divide B), prompt_weight, and parts, a list
-    of (mix, share, recall_chars): a row comes wholly from one part, chosen by share.
+    of (mix, share, recall_chars): a row comes wholly from one part, chosen by share. `sampler`: options of Sampler.
     """
 
     def __init__(self, spec, batch, seed, workers, depth=8):

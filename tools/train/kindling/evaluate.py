@@ -99,9 +99,10 @@ def tool_items(count, held_out=True, seed=202):
 
 
 def tool_accuracy(target, tk, count=128, held_out=True, show=0):
-    return _mean(
-        exact_continuations(target, tk, [render(m, thinking=t) for m, t in tool_items(count, held_out)], show=show)
-    )
+    """(thinking, plain): items alternate."""
+    texts = [render(m, thinking=t) for m, t in tool_items(count, held_out)]
+    right = exact_continuations(target, tk, texts, show=show)
+    return _mean(right[::2]), _mean(right[1::2])
 
 
 def needle_accuracy(target, tk, glosses, tokens, count=32, seed=303, held_out=True):
@@ -212,14 +213,14 @@ def target_report(target, tk, glosses, quick=False, lengths=(1024, 2048, 4096, 8
     fused.compile_all(False)
     training = target.training
     target.eval()
-    n = (64, 128, 16) if quick else (512, 256, 60)
+    n = (64, 256, 16) if quick else (512, 512, 60)
     out = {
         "math_thinking": math_accuracy(target, tk, n[0], True, show=show),
         "math_chat": math_accuracy(target, tk, n[0], False, show=show // 2),
         "math_seen_words": math_accuracy(target, tk, n[0] // 2, True, held_out=False),
-        "tools": tool_accuracy(target, tk, n[1], show=show),
-        "tools_seen_words": tool_accuracy(target, tk, n[1] // 2, held_out=False),
     }
+    out["tools_thinking"], out["tools_chat"] = tool_accuracy(target, tk, n[1], show=show)
+    out["tools_seen_words"] = sum(tool_accuracy(target, tk, n[1] // 2, held_out=False)) / 2
     for t in lengths:
         out[f"needle_{t}"], out[f"needle_{t}_tokens"] = needle_accuracy(target, tk, glosses, t, n[2])
     target.train(training)

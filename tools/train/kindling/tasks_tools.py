@@ -540,8 +540,11 @@ def request(rng, tool, vocabulary):
     return text, values
 
 
-def conversation(rng, vocabulary):
-    """Messages of one conversation with tools, and what to expect: (messages, [(name, arguments), ...])."""
+def conversation(rng, vocabulary, second_call=0.08):
+    """Messages of one conversation with tools, and what to expect: (messages, [(name, arguments), ...]).
+
+    `second_call`: how often a tool with one parameter is asked for twice in one message.
+    """
     count = _n(rng, 1, 5) if rng.random() < 0.8 else _n(rng, 1, 2)
     kinds = rng.sample(KINDS, count)
     tools, names = [], set()
@@ -564,7 +567,7 @@ def conversation(rng, vocabulary):
         tool = _r(rng, tools)
         text, values = request(rng, tool, vocabulary)
         asked = [values]
-        if turn == 0 and rng.random() < 0.08 and len(tool.kind.slots) == 1:
+        if turn == 0 and rng.random() < second_call and len(tool.kind.slots) == 1:
             other, second = request(rng, tool, vocabulary)
             if second != values:
                 text, asked = f"{text} {other}", [values, second]
