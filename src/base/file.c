@@ -142,11 +142,11 @@ enum fst_status file_write(const char *path, const void *data, size_t len)
         return fst_error(FST_EINVAL, "%s: path too long", path);
     fd = door_open(beside, O_WRONLY | O_CREAT | O_TRUNC);
     if (fd < 0)
-        return failed(beside, "cannot create");
+        return failed(path, "cannot create");
     while (len > 0) {
         ssize_t n = door_write(fd, p, len);
         if (n < 0) {
-            rc = failed(beside, "cannot write");
+            rc = failed(path, "cannot write");
             goto out;
         }
         p += n;
@@ -154,7 +154,7 @@ enum fst_status file_write(const char *path, const void *data, size_t len)
     }
     rc = FST_OK;
     if (!door() || fsync(fd) < 0)
-        rc = failed(beside, "cannot flush to the disk");
+        rc = failed(path, "cannot flush to the disk");
     else if (!door() || rename(beside, path) < 0)
         rc = failed(path, "cannot replace");
 out:

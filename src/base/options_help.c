@@ -68,6 +68,8 @@ static void put_option(struct buf *out, const struct option_def *d)
         buf_puts(&text, " Accepted without effect.");
     if (d->initial && d->type != OPTION_FLAG)
         buf_printf(&text, " [%s]", d->initial);
+    else if (d->initial && !strcmp(d->initial, "true"))
+        buf_printf(&text, " [on; --no-%s]", d->name);
     put_wrapped(out, buf_str(&text), column, HELP_INDENT);
     buf_release(&text);
     buf_release(&names);

@@ -370,7 +370,7 @@ static enum fst_status open_chat(struct chat *c, const struct options *o)
 
 int cmd_chat(int argc, char **argv)
 {
-    const struct option_group groups[] = {OPTION_GROUP("Chat", defs), tool_model_group,
+    const struct option_group groups[] = {OPTION_GROUP("Chat", defs), tool_folder_group,
                                           tool_engine_group};
     int status = 0;
     struct options *o = tool_parse("firesteel chat", "[options]", groups, 3, argc, argv, &status);

@@ -599,7 +599,7 @@ int cmd_bench(int argc, char **argv)
                                           tool_engine_group};
     int status;
     struct options *o =
-        tool_parse("firesteel bench", "step [options]", groups, 3, argc, argv, &status);
+        tool_parse_words("firesteel bench", "step [options]", groups, 3, argc, argv, &status);
     if (!o)
         return status;
     const char *const *args;

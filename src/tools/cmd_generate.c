@@ -211,8 +211,8 @@ int cmd_generate(int argc, char **argv)
     const struct option_group groups[] = {OPTION_GROUP("Prompt and sampling", defs),
                                           tool_model_group, tool_engine_group};
     int status;
-    struct options *o =
-        tool_parse("firesteel generate", "[options] [PROMPT]", groups, 3, argc, argv, &status);
+    struct options *o = tool_parse_words("firesteel generate", "[options] [PROMPT]", groups, 3,
+                                         argc, argv, &status);
     if (!o)
         return status;
     bool json = options_flag(o, "json");

@@ -66,7 +66,7 @@ static void print_text(const struct weights_report *r, bool whole)
     printf("%lld tensors, %.3f GB\n", (long long)r->tensors, (double)r->bytes * 1e-9);
     for (int k = 0; k < WEIGHTS_CLASSES; k++)
         if (r->by_class[k].tensors)
-            printf("  %-12s%8lld tensors %12.3f MB\n", weights_class_name((enum weights_class)k),
+            printf("  %-18s%8lld tensors %14.3f MB\n", weights_class_name((enum weights_class)k),
                    (long long)r->by_class[k].tensors, (double)r->by_class[k].bytes * 1e-6);
     for (int64_t i = 0; i < r->n_missing; i++)
         printf("missing: %s\n", r->missing[i]);
@@ -82,15 +82,18 @@ int cmd_inspect(int argc, char **argv)
     const struct option_group groups[] = {OPTION_GROUP("Checkpoint", defs), tool_model_group};
     int status;
     struct options *o =
-        tool_parse("firesteel inspect", "[DIR] [options]", groups, 2, argc, argv, &status);
+        tool_parse_words("firesteel inspect", "[DIR] [options]", groups, 2, argc, argv, &status);
     if (!o)
         return status;
     struct weights_report *r = NULL;
     const char *const *args;
     size_t n = options_args(o, &args);
     const char *preset = options_text(o, "preset");
+    /* A --model of the environment or of a file is a default, which a folder on the line replaces. */
+    bool named =
+        options_is_given(o, "model") && !strcmp(options_source(o, "model"), "command line");
     enum fst_status rc;
-    if (n > 1 || (n == 1 && (preset || options_text(o, "model")))) {
+    if (n + (preset != NULL) + named > 1) {
         rc = fst_error(FST_EINVAL, "inspect: give one DIR or --preset NAME");
     } else if (preset) {
         rc = weights_inspect_preset(&r, preset);

@@ -65,11 +65,10 @@ static const struct option_def defs[] = {
      .arg = "SECONDS",
      .help = "running requests may finish within it"},
     {.name = "queue-full-status",
-     .type = OPTION_INT,
+     .type = OPTION_WORD,
      .initial = "503",
-     .min = 429,
-     .max = 503,
-     .help = "503 or 429"},
+     .words = "503 429",
+     .help = "status of a request that finds the queue full"},
     {.name = "skip-server-warmup", .type = OPTION_FLAG, .help = "no generation before ready"},
     {.name = "watchdog-timeout",
      .type = OPTION_FLOAT,
@@ -234,7 +233,7 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
     s->skip_warmup = options_flag(o, "skip-server-warmup");
     s->watchdog_s = options_float(o, "watchdog-timeout", 300);
     s->health_stall_s = options_float(o, "health-timeout", 30);
-    s->queue_full_status = options_int(o, "queue-full-status", 503) == 429 ? 429 : 503;
+    s->queue_full_status = options_word(o, "queue-full-status") == 1 ? 429 : 503;
     s->max_n = (int)options_int(o, "max-n", 128);
     s->stream_interval = (int)options_int(o, "stream-interval", 1);
     s->incremental_streaming = options_flag(o, "incremental-streaming-output");
@@ -260,7 +259,7 @@ int cmd_serve(int argc, char **argv)
 {
     const struct option_group groups[] = {
         OPTION_GROUP("Server", defs), OPTION_GROUP("Answers", answer_defs),
-        OPTION_GROUP("Logs and metrics", log_defs), tool_model_group, tool_engine_group};
+        OPTION_GROUP("Logs and metrics", log_defs), tool_folder_group, tool_engine_group};
     enum { KEYS_MAX = 1024 };
     static const char *keys[KEYS_MAX];
     int status;

@@ -36,7 +36,7 @@ int cmd_tokenize(int argc, char **argv)
     const struct option_group groups[] = {OPTION_GROUP("Text", defs), tool_model_group};
     int status;
     struct options *o =
-        tool_parse("firesteel tokenize", "[options] [TEXT]", groups, 2, argc, argv, &status);
+        tool_parse_words("firesteel tokenize", "[options] [TEXT]", groups, 2, argc, argv, &status);
     if (!o)
         return status;
     struct tokenizer *t = NULL;
@@ -72,7 +72,7 @@ int cmd_detokenize(int argc, char **argv)
     const struct option_group groups[] = {OPTION_GROUP("Text", defs), tool_model_group};
     int status;
     struct options *o =
-        tool_parse("firesteel detokenize", "[options] [IDS]", groups, 2, argc, argv, &status);
+        tool_parse_words("firesteel detokenize", "[options] [IDS]", groups, 2, argc, argv, &status);
     if (!o)
         return status;
     struct tokenizer *t = NULL;
@@ -123,16 +123,17 @@ int cmd_render(int argc, char **argv)
     static const char *const on_off[] = {"off", "on"};
     const struct option_group groups[] = {OPTION_GROUP("Messages", defs), tool_model_group};
     int status;
-    struct options *o =
-        tool_parse("firesteel render", "--messages FILE [options]", groups, 2, argc, argv, &status);
+    struct options *o = tool_parse_words("firesteel render", "--messages FILE [options]", groups, 2,
+                                         argc, argv, &status);
     if (!o)
         return status;
     const char *path = options_text(o, "messages");
     const char *const *args;
-    if (!path && options_args(o, &args) == 1)
-        path = args[0];
+    size_t n = options_args(o, &args);
+    if (n)
+        path = n == 1 && !path ? args[0] : NULL;
     if (!path) {
-        fprintf(stderr, "firesteel render: --messages FILE is missing\n");
+        fprintf(stderr, "firesteel render: give exactly one --messages FILE\n");
         options_free(o);
         return 2;
     }

@@ -24,6 +24,8 @@ static const struct option_def model_defs[] = {
     {.name = "json", .type = OPTION_FLAG, .help = "print one JSON object on stdout"},
 };
 const struct option_group tool_model_group = OPTION_GROUP("Model", model_defs);
+const struct option_group tool_folder_group = {"Model", model_defs, FST_COUNT(model_defs) - 1};
+const struct option_group tool_json_group = {"Output", model_defs + FST_COUNT(model_defs) - 1, 1};
 
 static const struct option_def engine_defs[] = {
     {.name = "device",
@@ -129,14 +131,17 @@ int tool_fail(enum fst_status rc)
     return rc == FST_ENOTFOUND ? 3 : fst_exit_status(rc); /* a file that is not there */
 }
 
-struct options *tool_parse(const char *program, const char *usage,
-                           const struct option_group *groups, size_t n, int argc, char **argv,
-                           int *status)
+static struct options *parse(const char *program, const char *usage,
+                             const struct option_group *groups, size_t n, bool words, int argc,
+                             char **argv, int *status)
 {
     struct options *o = NULL;
+    const char *const *word;
     enum fst_status rc = options_new(&o, program, usage, groups, n);
     if (rc == FST_OK)
         rc = options_parse(o, argc, argv);
+    if (rc == FST_OK && !words && !options_help_wanted(o) && options_args(o, &word))
+        rc = fst_error(FST_EINVAL, "unexpected word \"%s\" (see %s --help)", word[0], program);
     if (rc < 0) {
         *status = tool_fail(rc);
         options_free(o);
@@ -154,6 +159,20 @@ struct options *tool_parse(const char *program, const char *usage,
     for (size_t i = 0; options_notice(o, i); i++)
         fprintf(stderr, "firesteel: note: %s\n", options_notice(o, i));
     return o;
+}
+
+struct options *tool_parse(const char *program, const char *usage,
+                           const struct option_group *groups, size_t n, int argc, char **argv,
+                           int *status)
+{
+    return parse(program, usage, groups, n, false, argc, argv, status);
+}
+
+struct options *tool_parse_words(const char *program, const char *usage,
+                                 const struct option_group *groups, size_t n, int argc, char **argv,
+                                 int *status)
+{
+    return parse(program, usage, groups, n, true, argc, argv, status);
 }
 
 /* ------------------------------------------------------------------ model */

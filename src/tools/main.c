@@ -43,21 +43,30 @@ static int print(const struct buf *b, FILE *f)
     return fwrite(buf_str(b), 1, b->len, f) == b->len && fflush(f) == 0 ? 0 : 1;
 }
 
+#if defined(__x86_64__)
+#define ISA "x86-64"
+#elif defined(__aarch64__)
+#define ISA "aarch64"
+#else
+#define ISA "other"
+#endif
+
 static int cmd_version(int argc, char **argv)
 {
     struct buf b = {0};
-    bool json = argc > 1 && !strcmp(argv[1], "--json");
-    if (argc > 1 && !json) {
-        fprintf(stderr, "firesteel version: unknown option %s; only --json is known\n", argv[1]);
-        return 2;
-    }
-    if (json)
-        buf_printf(&b, "{\"version\":\"%s\",\"compiler\":\"%s\",\"isa\":\"x86-64\"}\n", FST_VERSION,
-                   __VERSION__);
+    int rc;
+    struct options *o =
+        tool_parse("firesteel version", "[options]", &tool_json_group, 1, argc, argv, &rc);
+    if (!o)
+        return rc;
+    if (options_flag(o, "json"))
+        buf_printf(&b, "{\"version\":\"%s\",\"compiler\":\"%s\",\"isa\":\"%s\"}\n", FST_VERSION,
+                   __VERSION__, ISA);
     else
-        buf_printf(&b, "firesteel %s (%s)\n", FST_VERSION, __VERSION__);
-    int rc = print(&b, stdout);
+        buf_printf(&b, "firesteel %s (compiler %s, %s)\n", FST_VERSION, __VERSION__, ISA);
+    rc = print(&b, stdout);
     buf_release(&b);
+    options_free(o);
     return rc;
 }
 
@@ -65,7 +74,10 @@ static int cmd_help(int argc, char **argv)
 {
     struct buf b = {0};
     int rc = 0;
-    if (argc > 1 && !strcmp(argv[1], "fields")) {
+    if (argc > 2) {
+        fprintf(stderr, "firesteel help: unexpected word \"%s\"\n", argv[2]);
+        rc = 2;
+    } else if (argc > 1 && !strcmp(argv[1], "fields")) {
         fields_markdown(&b);
     } else if (argc > 1 && strcmp(argv[1], "--help") != 0 && strcmp(argv[1], "-h") != 0) {
         for (size_t i = 0; i < FST_COUNT(commands); i++)
@@ -85,6 +97,15 @@ static int cmd_help(int argc, char **argv)
     return rc;
 }
 
+/* What the command printed with printf() has arrived, or this says that it has not. */
+static int finish(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    fprintf(stderr, "firesteel: standard output could not be written\n");
+    return status ? status : 1;
+}
+
 int main(int argc, char **argv)
 {
     struct buf b = {0};
@@ -95,7 +116,7 @@ int main(int argc, char **argv)
         name = "help";
     for (size_t i = 0; i < FST_COUNT(commands); i++)
         if (!strcmp(commands[i].name, name))
-            return commands[i].run(argc - 1, argv + 1);
+            return finish(commands[i].run(argc - 1, argv + 1));
     if (name[0]) {
         const char *names[FST_COUNT(commands)];
         for (size_t i = 0; i < FST_COUNT(commands); i++)

@@ -22,14 +22,21 @@ int cmd_inspect(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 
-/* Flags of every command that opens an engine, and those of every command that needs a model. */
+/* Flags of every command that opens an engine; those of every command that reads a model and prints
+ * a result (the folder and --json); the folder alone; --json alone. */
 extern const struct option_group tool_engine_group;
 extern const struct option_group tool_model_group;
+extern const struct option_group tool_folder_group;
+extern const struct option_group tool_json_group;
 
-/* Parse; *done: --help was printed (status 0) or the line was wrong (status 2, message printed). */
+/* Parse.  NULL: --help was printed (*status 0), or the line was wrong (*status 2, message printed).
+ * Words that are no options are wrong for tool_parse; tool_parse_words leaves them to the command. */
 struct options *tool_parse(const char *program, const char *usage,
                            const struct option_group *groups, size_t n, int argc, char **argv,
                            int *status);
+struct options *tool_parse_words(const char *program, const char *usage,
+                                 const struct option_group *groups, size_t n, int argc, char **argv,
+                                 int *status);
 /* Print "firesteel: message" of the last fst_error and return the exit status of rc. */
 int tool_fail(enum fst_status rc);
 /* The model folder: --model, FIRESTEEL_MODEL, else the bundled one beside the program or in the
@@ -59,7 +66,7 @@ enum fst_status tool_parse_ids(struct tokenizer_ids *out, const char *text, size
 enum fst_status tool_render(struct chat_request *r, struct chat_prompt *p, const char *path,
                             const char *thinking, const char *effort, const char *model_dir,
                             bool reference);
-/* One JSON object and a newline on stdout. */
+/* One JSON object and a newline on stdout.  main() says so when stdout takes no more. */
 int tool_print_json(const struct buf *b);
 void tool_put_spec(struct buf *b, const char *algorithm, int gamma, const struct fst_spec_stats *s);
 const char *tool_finish_name(enum fst_finish f);

@@ -48,7 +48,7 @@ class Usage(Folder):
         for c in ("serve chat generate score tokenize detokenize render inspect doctor bench version "
                   "help").split():
             self.assertIn("\n  " + c + " ", text)
-            if c not in ("help", "version"):
+            if c != "help":
                 help_text = run(c, "--help").stdout.decode()
                 self.assertIn("--", help_text)
                 self.assertEqual(help_text, run("help", c).stdout.decode())
@@ -66,7 +66,42 @@ class Usage(Folder):
         run("score", expect=2)
         run("bench", "nothing", expect=2)
         run("inspect", "a", "b", expect=2)
+        run("inspect", "--preset", "v4-pro", "--model", MODEL, expect=2)
         run("render", expect=2)
+        run("render", "--messages", "a", "b", expect=2)
+        self.assertIn(b"503, 429", run("serve", "--queue-full-status", "500", "--port", "0", expect=2).stderr)
+
+    def test_words_that_no_command_takes(self):
+        for args in (("serve", "--port", "0"), ("chat",), ("score", "--text-file", "README.md"), ("doctor",),
+                     ("version",), ("help", "fields")):
+            err = run(*args, "stray", expect=2).stderr.decode()
+            self.assertIn('"stray"', err)
+            self.assertEqual(err.count("\n"), 1, err)
+
+    def test_json_is_offered_where_it_is_printed(self):
+        for c in "generate score tokenize detokenize render inspect doctor bench version".split():
+            self.assertIn("\n  --json ", run(c, "--help").stdout.decode())
+        for c in ("serve", "chat"):
+            self.assertNotIn("--json", run(c, "--help").stdout.decode())
+            self.assertIn(b"--json", run(c, "--json", expect=2).stderr)
+
+    def test_output_that_cannot_be_written(self):
+        """Status 1 and one line, whatever a command prints with."""
+        ids = self.file("ids.json", [5, 6, 7])
+        for args in (("help",), ("help", "fields"), ("version",), ("score", "--help"), ("tokenize", "a"),
+                     ("detokenize", "[5]"), ("inspect",), ("inspect", "--json"), ("score", "--ids", ids),
+                     ("generate", "--ids", ids, "--max-tokens", "2"), ("chat", "-p", "a", "--max-tokens", "2"),
+                     ("bench", "step", "--steps", "2", "--context", "4")):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                p = subprocess.run([program("firesteel")] + list(args), stdout=full, stderr=subprocess.PIPE,
+                                   stdin=subprocess.DEVNULL, cwd=ROOT, timeout=300)
+            self.assertEqual(p.returncode, 1, (args, p.stderr))
+            self.assertIn(b"standard output could not be written\n", p.stderr)
+
+    def test_a_result_file_is_named_as_it_was_given(self):
+        path = os.path.join(self.dir, "none", "r.json")
+        err = run("bench", "step", "--steps", "2", "--context", "4", "--out", path, expect=3).stderr.decode()
+        self.assertIn(path + ": ", err)
 
     def test_missing_things(self):
         self.assertIn(b"no such folder", run("generate", "-p", "a", "--model", "/nowhere", expect=3).stderr)
@@ -348,6 +383,10 @@ class Model(Folder):
         self.assertEqual(sum(c["tensors"] for c in r["by_class"].values()), r["tensors"])
         self.assertEqual(sum(c["bytes"] for c in r["by_class"].values()), r["bytes"])
         self.assertEqual(run_json("inspect", MODEL), r)
+        self.assertEqual(run_json("inspect", MODEL, env={"FIRESTEEL_MODEL": "/nowhere"}), r)
+        run("inspect", "--preset", "v4-pro", env={"FIRESTEEL_MODEL": "/nowhere"})
+        columns = {line.index(" tensors ") for line in run("inspect").stdout.decode().splitlines() if line[:2] == "  "}
+        self.assertEqual(len(columns), 1)
         self.assertGreater(run_json("inspect", "--preset", "v4-flash")["bytes"], 100e9)
 
     def test_doctor(self):

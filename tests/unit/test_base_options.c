@@ -46,6 +46,7 @@ static const struct option_def engine[] = {
      .max = 1.0,
      .help = "Share of the memory."},
     {.name = "system", .alias = "sys", .type = OPTION_TEXT, .help = "System text."},
+    {.name = "access-log", .type = OPTION_FLAG, .initial = "true", .help = "Lines."},
     {.name = "default-thinking",
      .type = OPTION_WORD,
      .words = "on off",
@@ -320,6 +321,8 @@ static void test_help_and_notices(void **state)
     assert_non_null(strstr(buf_str(&text), "Usage: firesteel serve [options]\n\nServer:\n"));
     assert_non_null(strstr(buf_str(&text), "  -P, --port N "));
     assert_non_null(strstr(buf_str(&text), "Port to listen on. [30000]\n"));
+    assert_non_null(strstr(buf_str(&text), "Lines. [on; --no-access-log]\n"));
+    assert_null(strstr(buf_str(&text), "prefixes. ["));
     assert_non_null(strstr(buf_str(&text), "  -m, --model, --model-path DIR"));
     assert_non_null(strstr(buf_str(&text), "--speculative-algorithm, --spec dspark|mtp|none\n"));
     assert_non_null(strstr(buf_str(&text), "\nGeneral:\n  -h, --help "));
