@@ -603,8 +603,12 @@ int cmd_bench(int argc, char **argv)
     if (!o)
         return status;
     const char *const *args;
-    if (options_args(o, &args) != 1 || strcmp(args[0], "step") != 0) {
-        fprintf(stderr, "firesteel bench: expected `step`\n");
+    size_t n = options_args(o, &args);
+    if (n != 1 || strcmp(args[0], "step") != 0) {
+        fprintf(stderr, "firesteel bench: expected `step`, got \"%s\"\n",
+                n == 0                         ? ""
+                : strcmp(args[0], "step") != 0 ? args[0]
+                                               : args[1]);
         options_free(o);
         return 2;
     }

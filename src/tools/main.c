@@ -122,9 +122,8 @@ int main(int argc, char **argv)
         for (size_t i = 0; i < FST_COUNT(commands); i++)
             names[i] = commands[i].name;
         const char *near = options_nearest(name, names, FST_COUNT(commands));
-        fprintf(stderr, "firesteel: unknown command %s%s%s\n", name, near ? "; did you mean " : "",
-                near ? near : "");
-        fprintf(stderr, "firesteel help lists the commands\n");
+        fprintf(stderr, "firesteel: unknown command %s%s%s (see firesteel help)\n", name,
+                near ? "; did you mean " : "", near ? near : "");
         return 2;
     }
     put_usage(&b);
