@@ -1,6 +1,7 @@
 #include "server/loop.h"
 
 #include <netdb.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
@@ -14,6 +15,7 @@ struct loop {
     uv_loop_t uv;
     uv_async_t wake;
     uv_timer_t tick, half;
+    uv_work_t first_work;
     uv_signal_t sigint, sigterm;
     uv_tcp_t listener[LISTENERS_MAX];
     int n_listeners;
@@ -21,7 +23,6 @@ struct loop {
     struct loop_opts o;
     struct conn *conns;
     struct loop_counts counts;
-    int n_work; /* on helper threads */
 };
 
 void *loop_uv(struct loop *l)
@@ -127,6 +128,44 @@ void loop_check_soon(struct loop *l)
         uv_timer_start(&l->half, on_half, 5, TICK_MS);
 }
 
+/* ------------------------------------------------------------------ helper threads */
+
+enum { HELPERS = 4, HELPER_STACK = 8 << 20 }; /* as libuv has them */
+
+static void wait_for_lock(void *ud)
+{
+    pthread_mutex_lock(ud);
+    pthread_mutex_unlock(ud);
+}
+
+static void no_work(uv_work_t *req)
+{
+    (void)req;
+}
+
+/* libuv makes its helper threads at the first job, and aborts the process if it cannot.  They are
+ * made at the start instead, after a trial that can fail in peace. */
+static enum fst_status make_helpers(uv_loop_t *uv, uv_work_t *first)
+{
+    pthread_mutex_t hold = PTHREAD_MUTEX_INITIALIZER;
+    uv_thread_t t[HELPERS];
+    const uv_thread_options_t o = {UV_THREAD_HAS_STACK_SIZE, HELPER_STACK};
+    int n = 0, rc = 0;
+    pthread_mutex_lock(&hold);
+    while (n < HELPERS && rc == 0) {
+        rc = uv_thread_create_ex(&t[n], &o, wait_for_lock, &hold);
+        n += rc == 0;
+    }
+    pthread_mutex_unlock(&hold);
+    while (n > 0)
+        uv_thread_join(&t[--n]);
+    if (rc == 0)
+        rc = uv_queue_work(uv, first, no_work, NULL);
+    return rc == 0
+               ? FST_OK
+               : fst_error(FST_EMACHINE, "server: %d helper threads: %s", HELPERS, uv_strerror(rc));
+}
+
 enum fst_status loop_new(struct loop **out, const struct loop_opts *o)
 {
     *out = NULL;
@@ -138,6 +177,12 @@ enum fst_status loop_new(struct loop **out, const struct loop_opts *o)
     if (rc < 0) {
         mem_free(l);
         return fst_error(FST_EIO, "server: event loop: %s", uv_strerror(rc));
+    }
+    enum fst_status st = make_helpers(&l->uv, &l->first_work);
+    if (st < 0) {
+        uv_loop_close(&l->uv);
+        mem_free(l);
+        return st;
     }
     signal(SIGPIPE, SIG_IGN);
     uv_async_init(&l->uv, &l->wake, on_wake);
@@ -168,7 +213,7 @@ void loop_close_all(struct loop *l)
         close_handle((uv_handle_t *)&l->listener[i], NULL);
     uv_timer_stop(&l->tick);
     uv_timer_stop(&l->half);
-    while (l->conns || l->n_work > 0)
+    while (l->conns || l->counts.jobs > 0)
         uv_run(&l->uv, UV_RUN_ONCE);
 }
 
@@ -293,7 +338,7 @@ static void work_done(uv_work_t *req, int status)
     struct work *w = (struct work *)req;
     void (*done)(void *) = w->done;
     void *ud = w->ud;
-    w->loop->n_work--;
+    w->loop->counts.jobs--;
     mem_free(w);
     done(ud);
 }
@@ -312,6 +357,6 @@ enum fst_status loop_work(struct loop *l, void (*work)(void *ud), void (*done)(v
         mem_free(w);
         return fst_error(FST_EINTERNAL, "server: helper thread: %s", uv_strerror(rc));
     }
-    l->n_work++;
+    l->counts.jobs++;
     return FST_OK;
 }

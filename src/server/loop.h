@@ -39,6 +39,7 @@ int64_t loop_now_ms(const struct loop *l); /* monotonic, updated once per turn o
 enum fst_status loop_work(struct loop *l, void (*work)(void *ud), void (*done)(void *ud), void *ud);
 
 struct loop_counts {
+    int jobs;                   /* on helper threads */
     int connections, exchanges; /* exchanges: dispatched and not finished */
     uint64_t accepted, refused, requests;
 };

@@ -206,7 +206,11 @@ static void drain_step(struct server *s, int64_t now_ms)
         log_warn("shutdown grace is over", "aborted=%d", k);
         s->drain_deadline_ms = now_ms + 2000;
     } else if (now_ms >= s->drain_deadline_ms) {
-        log_warn("stopped", "reason=grace connections=%d", n.connections);
+        log_warn("stopped", "reason=grace connections=%d jobs=%d", n.connections, n.jobs);
+        if (n.jobs) { /* text work cannot be interrupted; nobody waits for it any more */
+            log_stop();
+            _exit(0);
+        }
         loop_stop(s->loop);
     }
 }

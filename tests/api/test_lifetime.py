@@ -298,6 +298,16 @@ class Stop(unittest.TestCase):
         self.assertLess(time.time() - start, 5)
         c.close()
 
+    def test_text_work_does_not_outlast_the_grace(self):
+        body = json.dumps({"prompt": "\u7684" * 20000000}, ensure_ascii=False).encode()
+        s = Server(flags=["--skip-server-warmup", "--shutdown-grace", "0.3"])
+        with s.connect() as c:
+            c.send(request_bytes("POST", "/tokenize", body))
+            time.sleep(0.3)
+            start = time.time()
+            s.stop()
+            self.assertLess(time.time() - start, 4)
+
     def test_second_signal(self):
         s = Server(script=LONG)
         with s.connect() as c:
