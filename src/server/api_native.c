@@ -269,10 +269,13 @@ static void put_result(const struct gen_choice *c, struct buf *b, size_t from_te
     buf_puts(b, "],\"meta_info\":{\"id\":");
     const char *id = g->rid ? g->rid : g->id;
     if (g->list) {
-        char name[160];
-        snprintf(name, sizeof name, "%s_%d", id, c->index);
-        json_put_string_safe(b, g->rid && g->n_choices == 1 ? id : name,
-                             strlen(g->rid && g->n_choices == 1 ? id : name));
+        struct buf name = {0};
+        buf_puts(&name, id);
+        if (!g->rid || g->n_choices > 1)
+            buf_printf(&name, "_%d", c->index);
+        json_put_string_safe(b, buf_str(&name), name.len);
+        b->failed |= name.failed;
+        buf_release(&name);
     } else {
         json_put_string_safe(b, id, strlen(id));
     }

@@ -132,8 +132,17 @@ static void fail(struct gen *g)
 
 /* ------------------------------------------------------------------ preparing */
 
+static bool too_many_choices(struct gen *g, int64_t total)
+{
+    return api_fail(&g->err, 400, "invalid_value", "n",
+                    "prompts times n must be at most %d, got %lld", GEN_CHOICES_MAX,
+                    (long long)total);
+}
+
 bool gen_alloc_prompts(struct gen *g, size_t n)
 {
+    if (n > GEN_CHOICES_MAX) /* before memory is taken for each of them */
+        return too_many_choices(g, (int64_t)n);
     g->prompts = mem_calloc(n, sizeof *g->prompts);
     if (!g->prompts)
         return gen_oom(g);
@@ -348,8 +357,7 @@ static int count_choices(struct gen *g)
                                    (size_t)p->prompt_top_logprobs * sizeof(struct fst_top_logprob));
     }
     if (total > GEN_CHOICES_MAX) {
-        api_fail(&g->err, 400, "invalid_value", "n", "prompts times n must be at most %d, got %lld",
-                 GEN_CHOICES_MAX, (long long)total);
+        too_many_choices(g, total);
         return 0;
     }
     if (bytes > GEN_COPIES_MAX) {

@@ -108,6 +108,26 @@ class Completions(unittest.TestCase):
                 self.assertEqual(c["meta_info"][k], g[0]["meta_info"][k])
         self.assertIsNotNone(g[2]["meta_info"]["input_token_logprobs"][-1][0])
 
+    def test_long_names_stay_apart(self):
+        rid = "r" * 300
+        r = self.s.post("/generate", {"text": "abc", "rid": rid, "sampling_params": {"n": 2}}).json()
+        self.assertEqual([c["meta_info"]["id"] for c in r], [rid + "_0", rid + "_1"])
+
+    def test_prompts_are_counted_before_they_are_read(self):
+        """A million prompts must not first become a million token lists and parameter sets."""
+        many = b",".join([b'"a"'] * 1000000)
+        with Server(flags=["--skip-server-warmup"]) as s:
+            for path, body in (("/v1/completions", b'{"prompt":[%s]}' % many),
+                               ("/generate", b'{"text":[%s],"sampling_params":[%s]}' %
+                                (many, b",".join([b"{}"] * 1000000)))):
+                r = s.post(path, body)
+                self.assertEqual((r.status, r.json()["error"]["param"]), (400, "n"))
+                self.assertIn("at most 4096, got 1000000", r.json()["error"]["message"])
+            with open("/proc/%d/status" % s.proc.pid) as f:
+                peak = [int(line.split()[1]) for line in f if line.startswith("VmHWM")][0]
+            if "asan" not in os.environ.get("FST_BUILD", "") and "tsan" not in os.environ.get("FST_BUILD", ""):
+                self.assertLess(peak, 512 << 10)
+
     def test_copies_of_prompts_are_bounded(self):
         prompts = [[5] * 60000] * 20
         for path, body in (("/v1/completions", {"prompt": prompts, "n": 128}),
