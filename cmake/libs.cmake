@@ -53,4 +53,6 @@ if(FST_MISSING)
 endif()
 add_library(fst_llhttp STATIC ${FST_LLHTTP_SRC}/api.c ${FST_LLHTTP_SRC}/http.c ${FST_LLHTTP_SRC}/llhttp.c)
 target_include_directories(fst_llhttp SYSTEM PUBLIC ${FST_LLHTTP_INC})
+# Without this a bare LF and any byte behind a CR end a line: a proxy in front sees other requests.
+target_compile_definitions(fst_llhttp PUBLIC LLHTTP_STRICT_MODE=1)
 target_compile_options(fst_llhttp PRIVATE -w)

@@ -1,7 +1,8 @@
 /* conn.c - one TCP connection: bytes to requests (llhttp, strict), answers to bytes.
  *
  * States: reading a request -> busy (an exchange is with its handler; further bytes wait in
- * `pending`) -> reading the next, until close.  Closing after an answer lingers: the write side is
+ * `pending`, as they do while a client does not take its answers) -> reading the next, until close.
+ * Closing after an answer lingers: the write side is
  * shut, what the client still sends is read and thrown away for a while, so that an unread body
  * does not turn our answer into a reset. */
 #include <llhttp.h>
@@ -16,7 +17,7 @@
 #include "server/peer.h"
 
 enum {
-    PENDING_MAX = 1 << 20, /* pipelined bytes kept while busy; above it we stop reading */
+    PENDING_MAX = 1 << 20, /* pipelined bytes kept while they wait; above it we stop reading */
     LINGER_MS = 2000,
     STUCK_MS = 30000, /* a reader may take nothing of the last answer for so long */
     PROBE_MS = 1000,
@@ -52,7 +53,8 @@ struct conn {
     int64_t since_ms;     /* idle since, or first byte of the request */
     int64_t last_byte_ms; /* of the body */
     int64_t linger_until, probed_ms;
-    size_t queued; /* bytes in the write queue at the last tick of a lingering connection */
+    size_t queued;    /* bytes in the write queue at the last tick */
+    int64_t moved_ms; /* when they last were none, or other than at the tick before */
 };
 
 enum { IN_SIZE = 64 << 10 };
@@ -150,12 +152,22 @@ bool conn_is_writing(const struct conn *c)
 
 /* ------------------------------------------------------------------ writing */
 
+/* The client does not take its answers: no further request of it is begun until it does. */
+static bool is_backed_up(const struct conn *c)
+{
+    return uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp) >= limits(c)->max_queue;
+}
+
 static void on_written(uv_write_t *req, int status)
 {
     struct write *w = (struct write *)req;
-    if (status < 0 && status != UV_ECANCELED)
-        conn_close(w->c);
+    struct conn *c = w->c;
     mem_free(w);
+    if (status < 0 && status != UV_ECANCELED)
+        conn_close(c);
+    else if (!c->closing && !c->busy && c->pending.len &&
+             uv_stream_get_write_queue_size((uv_stream_t *)&c->tcp) <= limits(c)->max_queue / 2)
+        conn_process(c); /* not for each answer that leaves: what waits is moved each time */
 }
 
 /* Give bytes to the socket; what it does not take now is queued, up to max_queue. */
@@ -523,6 +535,11 @@ static int cb_headers_done(llhttp_t *p)
     x->keep_alive = llhttp_should_keep_alive(p) != 0;
     if (p->http_major != 1)
         return stop_with(c, 400);
+    /* One coding is known, and HTTP/1.0 has none: whoever passed such a request on may have seen
+     * another end of it. */
+    const char *coding = exch_header(x, "transfer-encoding");
+    if (coding && (x->minor == 0 || strcasecmp(coding, "chunked") != 0))
+        return stop_with(c, 400);
     switch (p->method) {
     case HTTP_GET:
         x->verb = VERB_GET;
@@ -566,6 +583,20 @@ static int cb_headers_done(llhttp_t *p)
     return 0;
 }
 
+static int cb_chunk(llhttp_t *p)
+{
+    struct conn *c = of(p);
+    size_t max = limits(c)->max_body;
+    return p->content_length > max - FST_MIN(max, c->x.body.len) ? stop_with(c, 413) : 0;
+}
+
+static int cb_extension(llhttp_t *p, const char *at, size_t n)
+{
+    (void)at;
+    struct conn *c = of(p);
+    return count_header(c, n) ? 0 : stop_with(c, 431);
+}
+
 static int cb_body(llhttp_t *p, const char *at, size_t n)
 {
     struct conn *c = of(p);
@@ -585,7 +616,8 @@ static int cb_done(llhttp_t *p)
 
 /* ------------------------------------------------------------------ the state machine */
 
-/* Enough is pipelined.  A hang-up is not read any more: it is looked for in other ways. */
+/* Enough is pipelined.  A hang-up is not read any more: it is looked for in other ways (while
+ * answers wait for their reader, the writing of them finds it). */
 static void pause_reading(struct conn *c)
 {
     uv_read_stop((uv_stream_t *)&c->tcp);
@@ -599,7 +631,7 @@ static void conn_process(struct conn *c)
     FST_ASSERT(!c->in_process);
     c->in_process = true;
     size_t used = 0;
-    while (!c->busy && !c->closing && !c->lingering && used < c->pending.len) {
+    while (!c->busy && !c->closing && !c->lingering && used < c->pending.len && !is_backed_up(c)) {
         const char *data = c->pending.data + used;
         size_t len = c->pending.len - used;
         enum llhttp_errno rc = llhttp_execute(&c->parser, data, len);
@@ -636,13 +668,13 @@ static void conn_process(struct conn *c)
             memmove(c->pending.data, c->pending.data + used, c->pending.len - used);
             c->pending.len -= used;
         }
-        if (c->busy && c->pending.len > PENDING_MAX && c->reading) {
+        if (c->pending.len > PENDING_MAX && c->reading) {
             pause_reading(c);
-        } else if (!c->busy && !c->eof && !c->reading) {
+        } else if (!c->busy && !c->eof && !c->reading && c->pending.len <= PENDING_MAX) {
             start_reading(c);
         }
         /* The client sends no more and everything it asked for is answered. */
-        if (c->eof && !c->busy && !c->lingering)
+        if (c->eof && !c->busy && !c->lingering && !c->pending.len)
             linger(c);
     }
     c->in_process = false;
@@ -671,7 +703,7 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
             loop_check_soon(c->loop);
         } else if (c->message_started) {
             conn_close(c); /* gone in the middle of a request */
-        } else {
+        } else if (!c->pending.len) {
             linger(c);
         }
         return;
@@ -687,7 +719,7 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
         conn_close(c);
         return;
     }
-    if (c->busy) {
+    if (c->busy || is_backed_up(c)) {
         if (c->pending.len > PENDING_MAX)
             pause_reading(c);
         return;
@@ -768,6 +800,9 @@ bool conn_accept(struct loop *l, void *listener)
     c->settings.on_header_value = cb_value;
     c->settings.on_header_value_complete = cb_value_done;
     c->settings.on_headers_complete = cb_headers_done;
+    c->settings.on_chunk_header = cb_chunk;
+    c->settings.on_chunk_extension_name = cb_extension;
+    c->settings.on_chunk_extension_value = cb_extension;
     c->settings.on_body = cb_body;
     c->settings.on_message_complete = cb_done;
     llhttp_init(&c->parser, HTTP_REQUEST, &c->settings);
@@ -783,11 +818,14 @@ void conn_tick(struct conn *c, int64_t now)
     const struct http_limits *lim = limits(c);
     if (c->closing)
         return;
+    size_t queued = uv_stream_get_write_queue_size((uv_stream_t *)&c->tcp);
+    bool moved = queued != c->queued; /* a slow reader, but one that takes something */
+    c->queued = queued;
+    if (moved || !queued)
+        c->moved_ms = now;
     if (c->lingering) {
-        size_t queued = uv_stream_get_write_queue_size((uv_stream_t *)&c->tcp);
-        if (queued != c->queued) /* a slow reader, but one that takes something */
+        if (moved)
             c->linger_until = now + LINGER_MS;
-        c->queued = queued;
         if (now >= c->linger_until + (queued ? STUCK_MS : 0))
             conn_close(c);
     } else if (c->busy) {
@@ -799,10 +837,11 @@ void conn_tick(struct conn *c, int64_t now)
     } else if (c->message_started) {
         if (now - c->since_ms > lim->body_ms || now - c->last_byte_ms > lim->body_idle_ms)
             refuse(c, 408, "body took too long");
+    } else if (queued) { /* an answer that is still leaving is not idle */
+        if (now - c->moved_ms > STUCK_MS)
+            conn_close(c);
     } else if (now - c->since_ms > lim->keep_alive_ms) {
-        /* An answer that is still leaving is not idle. */
-        if (!uv_stream_get_write_queue_size((uv_stream_t *)&c->tcp))
-            linger(c);
+        linger(c);
     }
 }
 

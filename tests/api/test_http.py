@@ -2,9 +2,11 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
@@ -147,6 +149,27 @@ class Http(unittest.TestCase):
                 self.assertIn("bad HTTP request", r.json()["error"]["message"])
                 self.assertTrue(c.is_closed())
 
+    def test_framing_that_a_proxy_may_read_otherwise(self):
+        """Each of these has two readings; the second request must not be found behind it."""
+        body = b'{"prompt":"a"}'
+        chunked = b"Transfer-Encoding: chunked\r\n\r\n"
+        for version, rest in (
+                (b"1.1", chunked + b"e\r\n" + body + b"XX0\r\n\r\n"),
+                (b"1.1", chunked + b"e\r\n" + body + b"\n\n0\r\n\r\n"),
+                (b"1.1", chunked + b"e\rX" + body + b"\r\n0\r\n\r\n"),
+                (b"1.1", chunked + b"e;a\rX" + body + b"\r\n0\r\n\r\n"),
+                (b"1.1", chunked + b"e\r\n" + body + b"\r\n0\rX\r\n"),
+                (b"1.1", chunked + b"e\r\n" + body + b"\r\n0\r\n\rX"),
+                (b"1.1", b"Content-Length: 14\r\n\rX" + body),
+                (b"1.1", b"A:\rXContent-Length: 14\r\n\r\n" + body),
+                (b"1.1", b"Transfer-Encoding: gzip, chunked\r\n\r\ne\r\n" + body + b"\r\n0\r\n\r\n"),
+                (b"1.0", b"Connection: keep-alive\r\n" + chunked + b"e\r\n" + body + b"\r\n0\r\n\r\n")):
+            with self.subTest(version=version, rest=rest), self.s.connect() as c:
+                c.send(b"POST /v1/completions HTTP/" + version + b"\r\nHost: x\r\n" + rest +
+                       request_bytes("GET", "/health"))
+                self.assertEqual(c.response().status, 400)
+                self.assertTrue(c.is_closed())
+
     def test_header_limits(self):
         with self.s.connect() as c:
             c.send(b"GET /health HTTP/1.1\r\n" + b"A: %s\r\n\r\n" % (b"x" * 60000))
@@ -207,6 +230,74 @@ class Limits(unittest.TestCase):
                     pass
                 self.assertEqual(c.response().status, 413)
             s.wait_idle()
+
+    def test_chunks_are_bounded(self):
+        """A chunk that cannot fit is refused by its size; extensions count as headers."""
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with Server() as s:
+            for size in (b"4000001", b"ffffffffffffffff"):
+                with s.connect(timeout=5) as c:
+                    c.send(head + size + b"\r\n")
+                    self.assertEqual(c.response().status, 413)
+            for flood in (b"1;" + b"x" * 3000000, b"1;x=" + b"y" * 3000000, b"1;x=y\r\n \r\n" * 50000):
+                with s.connect() as c:
+                    try:
+                        c.send(head + flood + b"\r\n \r\n0\r\n\r\n")
+                    except (BrokenPipeError, ConnectionResetError):
+                        pass
+                    self.assertEqual(c.response().status, 431)
+
+    def test_answers_that_nobody_takes(self):
+        """Pipelined requests wait while 16 MiB of answers do; none is lost when they are read."""
+        n = 40000
+        data = request_bytes("GET", "/server_info") * n
+        with Server() as s:
+            size = len(s.get("/server_info").body)
+            self.assertGreater(n * size, 48 << 20)
+            for half_close in (False, True):
+                with s.connect() as c:
+                    before = s.info()["http"]["requests"]
+
+                    def send():
+                        c.send(data)
+                        if half_close:
+                            c.sock.shutdown(socket.SHUT_WR)
+                    t = threading.Thread(target=send)
+                    t.start()
+                    last, now = -9, 0
+                    while now > last + 1:  # this question is one, too
+                        time.sleep(0.5)
+                        last, now = now, s.info()["http"]["requests"] - before
+                    self.assertLess(now * size, 30 << 20)
+                    for _ in range(n):
+                        self.assertEqual(c.response().status, 200)
+                    t.join()
+                    if half_close:
+                        self.assertTrue(c.is_closed())
+
+    @unittest.skipUnless(os.environ.get("FST_TEST_SIZE") == "long", "takes 40 s")
+    def test_one_answer_that_nobody_takes(self):
+        with Server() as s:
+            c = socket.socket()
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            c.connect(("127.0.0.1", s.port))
+            c.sendall(request_bytes("POST", "/tokenize", {"prompt": "a b " * 1000000}))
+            end = time.time() + 40
+            while s.info()["http"]["connections"] > 1 and time.time() < end:
+                time.sleep(1)
+            self.assertEqual(s.info()["http"]["connections"], 1)
+            c.close()
+
+    def test_helpers_are_made_at_the_start(self):
+        """A large body needs a thread; there may be no memory for one when it comes."""
+        with Server() as s:
+            with open("/proc/%d/statm" % s.proc.pid) as f:
+                now = int(f.read().split()[0]) * resource.getpagesize()
+            if now > 1 << 40:
+                self.skipTest("a sanitizer's address space cannot be limited")
+            resource.prlimit(s.proc.pid, resource.RLIMIT_AS, (now + (6 << 20), now + (6 << 20)))
+            self.assertIn(s.post("/tokenize", {"prompt": "a b " * 40000}).status, (200, 503))
+            self.assertEqual(s.get("/health").status, 200)
 
     def test_full_size_body(self):
         with Server() as s:
