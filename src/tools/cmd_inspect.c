@@ -8,7 +8,20 @@ static const struct option_def defs[] = {
      .arg = "NAME",
      .help = "a published shape without any files: v4-flash, v4-pro, v4-flash-dspark, "
              "v4-pro-dspark"},
+    {.name = "values",
+     .type = OPTION_FLAG,
+     .help = "also read every value and look for what is no number"},
 };
+
+/* All values of a folder that is whole by its headers. */
+static enum fst_status check_values(const char *dir)
+{
+    struct weights *w;
+    FST_TRY(weights_open(&w, dir, NULL));
+    enum fst_status rc = weights_check_values(w);
+    weights_free(w);
+    return rc;
+}
 
 static void put_names(struct buf *b, const char *key, char *const *names, int64_t n)
 {
@@ -92,14 +105,21 @@ int cmd_inspect(int argc, char **argv)
     /* A --model of the environment or of a file is a default, which a folder on the line replaces. */
     bool named =
         options_is_given(o, "model") && !strcmp(options_source(o, "model"), "command line");
+    const char *dir = NULL;
     enum fst_status rc;
     if (n + (preset != NULL) + named > 1) {
         rc = fst_error(FST_EINVAL, "inspect: give one DIR or --preset NAME");
     } else if (preset) {
         rc = weights_inspect_preset(&r, preset);
     } else {
-        const char *dir = n ? args[0] : tool_model_dir(o);
+        dir = n ? args[0] : tool_model_dir(o);
         rc = dir ? weights_inspect(&r, dir) : FST_EMACHINE;
+    }
+    if (rc == FST_OK && options_flag(o, "values")) {
+        if (!dir)
+            rc = fst_error(FST_EINVAL, "--values needs a folder: a preset has no values");
+        else if (!r->n_missing && !r->n_unknown && !r->n_wrong)
+            rc = check_values(dir);
     }
     if (rc < 0) {
         status = tool_fail(rc == FST_ENOTFOUND && preset ? FST_EINVAL : rc);

@@ -392,6 +392,28 @@ class Model(Folder):
         self.assertEqual(len(columns), 1)
         self.assertGreater(run_json("inspect", "--preset", "v4-flash")["bytes"], 100e9)
 
+    def test_values_that_are_no_numbers(self):
+        """A scale byte of 255 is named before the first token, by generate as by inspect --values."""
+        self.assertTrue(run_json("inspect", "--values")["whole"])
+        self.assertIn(b"--values", run("inspect", "--values", "--preset", "v4-pro", expect=2).stderr)
+        bad = os.path.join(self.dir, "bad")
+        os.mkdir(bad)
+        for name in os.listdir(MODEL):
+            os.symlink(os.path.join(os.path.abspath(MODEL), name), os.path.join(bad, name))
+        shard = os.path.join(bad, "model-00001-of-00002.safetensors")
+        with open(shard, "rb") as f:
+            data = bytearray(f.read())
+        size = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:8 + size])
+        name = next(n for n in sorted(header) if header[n].get("dtype") == "F8_E8M0")
+        data[8 + size + header[name]["data_offsets"][0] + 3] = 255
+        os.unlink(shard)
+        with open(shard, "wb") as f:
+            f.write(data)
+        self.assertTrue(run_json("inspect", bad)["whole"])  # by its headers it is
+        for args in (("inspect", "--values", bad), ("generate", "--model", bad, "Hello")):
+            self.assertRegex(run(*args, expect=1).stderr.decode(), 'tensor "%s": element 3 ' % re.escape(name))
+
     def test_doctor(self):
         r = run_json("doctor", "--seconds", "0.2", "--port", str(free_port()))
         self.assertTrue(r["ok"])

@@ -144,7 +144,7 @@ static void run_cell(struct fst_engine_opts o, const char *name, int n_alone, in
     }
     shuffle(pair, r);
     for (int at = 0; at < n_batched;) {
-        int n = FST_MIN(2 + test_below(r, 15), n_batched - at);
+        int want = 2 + test_below(r, 15), n = FST_MIN(want, n_batched - at);
         fst_request *req[16];
         for (int i = 0; i < n; i++)
             need_base(plain, pair[at + i] / 2, pair[at + i] % 2);

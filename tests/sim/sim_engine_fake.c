@@ -74,6 +74,12 @@ enum fst_status weights_open(struct weights **out, const char *dir, const struct
     return FST_OK;
 }
 
+enum fst_status weights_check_values(const struct weights *w)
+{
+    (void)w;
+    return FST_OK;
+}
+
 void weights_free(struct weights *w)
 {
     mem_free(w);
