@@ -94,6 +94,7 @@ struct fst_engine_stats {
     int running, waiting;                    /* requests now */
     int64_t kv_tokens_used, kv_tokens_total; /* whole pages */
     int slots_used, slots_total;
+    bool lost; /* the device failed: no request can succeed any more, the process should end */
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
     uint64_t requests, finished, aborted, failed, retracted;
     uint64_t prefill_rows, decode_rows, verify_rows, draft_rounds;

@@ -233,6 +233,18 @@ static void log_progress(struct server *s)
              st.spec.accept_length, st.last_decode_tok_s, (unsigned long long)st.steps);
 }
 
+/* No request can succeed any more: open ones have ended with an error, which their readers get within
+ * two seconds, and the process ends with status 1 for a supervisor to see. */
+static void device_lost(struct server *s, int64_t now_ms)
+{
+    log_error("device lost", "device=%s generations=%d", s->info.device, s->n_gens);
+    s->end_status = FST_EINTERNAL;
+    snprintf(s->load.message, sizeof s->load.message, "the device %s failed", s->info.device);
+    s->state = SERVER_DRAINING;
+    s->drain_deadline_ms = now_ms + 1000;
+    loop_close_idle(s->loop);
+}
+
 static void on_tick(void *ud, int64_t now_ms)
 {
     struct server *s = ud;
@@ -241,6 +253,8 @@ static void on_tick(void *ud, int64_t now_ms)
     if (!s->engine || s->state == SERVER_STARTING || s->load.stage != LOAD_SEEN)
         return;
     log_progress(s);
+    if (s->state != SERVER_DRAINING && server_stats(s).lost)
+        device_lost(s, now_ms);
     double stalled = s->o.watchdog_s > 0 ? server_stalled_s(s) : 0;
     if (s->o.watchdog_s > 0 && stalled > s->o.watchdog_s) {
         struct fst_engine_stats st = server_stats(s);

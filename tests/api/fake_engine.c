@@ -8,6 +8,7 @@
  *    "prefill_ms": 0,      before the first token     "prefill_chunks": 1
  *    "token_ms": 0,        between publications       "chunk": 1,  tokens per publication
  *    "fail_after": -1,     ERROR finish after so many tokens
+ *    "lost": false,        after fail_after the device counts as lost
  *    "submit": "ok" | "full" | "shutdown",
  *    "hang": false,        the step thread stops while true in the script of a running request
  *    "beat": false}        and while it hangs, it shows signs of life, as a long step does
@@ -39,7 +40,7 @@ struct fst_request {
     bool repeat;
     int64_t max_new;
     int64_t prefill_ms, token_ms, chunk, fail_after, prefill_chunks;
-    bool hang, beat;
+    bool hang, beat, lost;
     size_t n_prompt, n_prefilled;
     enum fst_finish finish;
     enum fst_status status;
@@ -178,7 +179,8 @@ static bool advance(fst_request *r, int64_t now)
     }
     for (int64_t i = 0; i < r->chunk && r->finish == FST_FINISH_NONE; i++) {
         if (r->fail_after >= 0 && (int64_t)r->n >= r->fail_after) {
-            r->status = FST_ENUMERIC;
+            r->status = r->lost ? FST_EINTERNAL : FST_ENUMERIC;
+            r->e->st.lost |= r->lost;
             finish(r, FST_FINISH_ERROR);
             return true;
         }
@@ -388,6 +390,7 @@ static enum fst_status read_script(fst_request *r)
     r->token_ms = number(s, "token_ms", 0);
     r->chunk = FST_MAX(number(s, "chunk", 1), (int64_t)1);
     r->fail_after = number(s, "fail_after", -1);
+    r->lost = json_bool(json_get(s, "lost"), false);
     r->hang = json_bool(json_get(s, "hang"), false);
     r->beat = json_bool(json_get(s, "beat"), false);
     const char *submit = json_string(json_get(s, "submit"), NULL);

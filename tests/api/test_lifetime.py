@@ -386,6 +386,20 @@ class Stall(unittest.TestCase):
         self.assertIn("watchdog", s.stop(signum=0, expect=1))
         c.close()
 
+    def test_the_device_is_lost(self):
+        """Open requests end with 500, the process with 1, within five seconds."""
+        s = Server()
+        with s.connect() as stream, s.connect() as c:
+            s.script(**dict(LONG, token_ms=5))
+            stream.send(chat(True))
+            wait_running(s)
+            s.script(text="never", fail_after=0, lost=True)
+            start = time.time()
+            c.send(chat(False))
+            self.assertEqual(c.response().status, 500)
+            self.assertIn("device lost", s.stop(signum=0, expect=1))
+            self.assertLess(time.time() - start, 5)
+
     def test_health_generate(self):
         with Server() as s:
             self.assertEqual(s.get("/health_generate").json(), {"status": "ok"})
