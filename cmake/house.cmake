@@ -9,15 +9,16 @@ endif()
 set(CMAKE_C_FLAGS_RELEASE "-O3 -g")
 set(FST_SANITIZE "" CACHE STRING "address,undefined or thread: build everything under that sanitizer")
 
-add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Wvla -Wstrict-prototypes
-  -Wmissing-prototypes -Wold-style-definition -Wpointer-arith -Wcast-qual -Wwrite-strings -Wundef
-  -Wformat=2 -Wnull-dereference -Wdouble-promotion -Werror
+set(FST_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wvla -Wpointer-arith -Wcast-qual -Wwrite-strings
+  -Wundef -Wformat=2 -Wnull-dereference -Wdouble-promotion -Werror
   -Wno-format-zero-length) # a log event without pairs
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${FST_WARNINGS}>"
+  "$<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes;-Wmissing-prototypes;-Wold-style-definition>")
 if(CMAKE_C_COMPILER_ID MATCHES "Clang")
   add_compile_options(-Wno-double-promotion) # it counts the macro INFINITY as a float
 endif()
 # Defined arithmetic everywhere: no contraction of a*b+c behind our back (docs/house.md, determinism).
-add_compile_options(-ffp-contract=off -fno-math-errno -fno-trapping-math)
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off;-fno-math-errno;-fno-trapping-math>")
 add_compile_definitions(_GNU_SOURCE FST_VERSION="${PROJECT_VERSION}")
 include_directories(${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
 if(FST_SANITIZE)

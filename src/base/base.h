@@ -20,7 +20,12 @@
         if (__builtin_expect(!(cond), 0))                                                          \
             base_assert_failed(__FILE__, __LINE__, #cond);                                         \
     } while (0)
-_Noreturn void base_assert_failed(const char *file, int line, const char *text);
+#ifdef __cplusplus /* kernels are C++ */
+[[noreturn]]
+#else
+_Noreturn
+#endif
+void base_assert_failed(const char *file, int line, const char *text);
 
 #define FST_COUNT(a)  (sizeof(a) / sizeof *(a))
 #define FST_MIN(a, b) ((a) < (b) ? (a) : (b))

@@ -1,4 +1,4 @@
-/* cpu.c - device memory and streams on the CPU. */
+/* cpu.c - memory and streams; what a device does not do itself is done here, on the host. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -6,7 +6,7 @@
 
 enum { HUGE_PAGE = 2 << 20, LINE = 64 };
 
-void *device_alloc(size_t bytes)
+static void *host_alloc(size_t bytes)
 {
     size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : LINE;
     if (bytes > (size_t)PTRDIFF_MAX - align)
@@ -23,28 +23,76 @@ void *device_alloc(size_t bytes)
     return p;
 }
 
-void device_free(void *p, size_t bytes)
+void *device_alloc(const struct device *d, size_t bytes)
 {
-    (void)bytes;
-    mem_free(p);
+    return d ? d->alloc(FST_MAX(bytes, 1)) : host_alloc(bytes);
 }
 
-enum fst_status stream_init(struct stream *s, struct pool *pool, enum precision precision,
-                            size_t scratch_bytes)
+void device_free(const struct device *d, void *p, size_t bytes)
 {
-    *s = (struct stream){.pool = pool, .precision = precision, .scratch_bytes = scratch_bytes};
+    (void)bytes;
+    if (!d)
+        mem_free(p);
+    else if (p)
+        d->free(p);
+}
+
+void *device_alloc_shared(const struct device *d, size_t bytes)
+{
+    return d ? d->alloc_shared(FST_MAX(bytes, 1)) : host_alloc(bytes);
+}
+
+void device_free_shared(const struct device *d, void *p, size_t bytes)
+{
+    (void)bytes;
+    if (!d)
+        mem_free(p);
+    else if (p)
+        d->free_shared(p);
+}
+
+enum fst_status device_copy(const struct device *d, void *to, const void *from, size_t bytes)
+{
+    if (d)
+        return bytes ? d->copy(to, from, bytes) : FST_OK;
+    memcpy(to, from, bytes);
+    return FST_OK;
+}
+
+enum fst_status stream_init(struct stream *s, const struct device *d, struct pool *pool,
+                            enum precision precision, size_t scratch_bytes)
+{
+    *s = (struct stream){.device = d, .pool = pool, .precision = precision};
+    if (d)
+        FST_TRY(d->queue_new(&s->queue));
     if (!scratch_bytes)
         return FST_OK;
-    s->scratch = device_alloc(scratch_bytes);
+    s->scratch = device_alloc(d, scratch_bytes);
     if (!s->scratch) {
-        s->scratch_bytes = 0;
+        stream_release(s);
         return fst_error(FST_ENOMEM, "stream scratch: %zu bytes", scratch_bytes);
     }
+    s->scratch_bytes = scratch_bytes;
     return FST_OK;
 }
 
 void stream_release(struct stream *s)
 {
-    device_free(s->scratch, s->scratch_bytes);
+    device_free(s->device, s->scratch, s->scratch_bytes);
+    if (s->device && s->queue)
+        s->device->queue_free(s->queue);
     *s = (struct stream){0};
+}
+
+enum fst_status stream_copy(struct stream *s, void *to, const void *from, size_t bytes)
+{
+    if (s->device)
+        return bytes ? s->device->copy_queued(s->queue, to, from, bytes) : FST_OK;
+    memcpy(to, from, bytes);
+    return FST_OK;
+}
+
+enum fst_status stream_sync(struct stream *s)
+{
+    return s->device ? s->device->sync(s->queue) : FST_OK;
 }

@@ -1,9 +1,17 @@
-/* device.h - where kernels run: a stream, its worker threads and its scratch memory.
+/* device.h - where memory is and kernels run: the host, or a card behind a module.
  *
  * On the CPU a launch runs to its end before the launcher returns, on the threads of the stream's
- * pool.  Memory that kernels read and write comes from device_alloc, once, from one plan at start;
- * nothing is allocated while steps run.  Another device (CUDA) implements the same calls in a
- * module of its own; a launcher there only enqueues. */
+ * pool.  On a card a launcher only enqueues on the stream's queue, and the host sees results after
+ * device_sync.  Memory that kernels read and write comes from here, once, from one plan at start;
+ * nothing is allocated while steps run.
+ *
+ * Three kinds of memory: the device's own (device_alloc), which the host does not touch unless the
+ * device is the host; shared (device_alloc_shared), host memory that kernels can address too, slowly
+ * on a card: for the small arrays that a step begins and ends with; and everything else, which
+ * kernels must not see.
+ *
+ * A card's code lives in a module, libfiresteel_<name>.so beside the program (or in
+ * FIRESTEEL_MODULES), loaded by device_open, so that the program itself needs no GPU library. */
 #ifndef FST_DEVICE_H
 #define FST_DEVICE_H
 
@@ -17,21 +25,79 @@ enum precision {
     PRECISION_REFERENCE /* fp32 everywhere, nothing quantised but the weights; ref kernels only */
 };
 
-struct stream {
-    struct pool *pool; /* borrowed; NULL: the caller's thread alone */
-    enum precision precision;
-    uint8_t *scratch; /* 64-byte aligned; contents do not survive a launch */
-    size_t scratch_bytes;
+/* A device as opened.  Read-only after device_open; the functions are its module's and are called
+ * through the wrappers below.  NULL stands for the host. */
+struct device {
+    const char *name; /* "cpu", "cuda" */
+    char card[256];   /* "NVIDIA H200", "" on the host */
+    char driver[32];  /* driver's CUDA version, "" on the host */
+    int multiprocessors;
+    uint64_t total_bytes, free_bytes; /* device memory at open; 0 on the host */
+    void *(*alloc)(size_t bytes);
+    void (*free)(void *p);
+    void *(*alloc_shared)(size_t bytes);
+    void (*free_shared)(void *p);
+    enum fst_status (*copy)(void *to, const void *from, size_t bytes);
+    enum fst_status (*copy_queued)(void *queue, void *to, const void *from, size_t bytes);
+    enum fst_status (*queue_new)(void **queue);
+    void (*queue_free)(void *queue);
+    enum fst_status (*sync)(void *queue);
+    /* Fill a struct kernels (kernels.h) of so many bytes; false: of another size than here. */
+    bool (*kernels)(void *table, size_t bytes);
 };
 
-/* Zero-filled, 64-byte aligned (2 MiB aligned and advised as huge pages from 2 MiB up). NULL: no
- * memory.  Freed with device_free and the same size. */
-void *device_alloc(size_t bytes);
-void device_free(void *p, size_t bytes);
+struct stream {
+    const struct device *device; /* borrowed; NULL: the host */
+    struct pool *pool;           /* borrowed; NULL: the caller's thread alone */
+    enum precision precision;
+    uint8_t *scratch; /* device memory, 64-byte aligned; contents do not survive a launch */
+    size_t scratch_bytes;
+    void *queue; /* of a device that has queues: CUDA's or HIP's stream */
+};
 
-/* Take ownership of nothing: pool is borrowed, scratch is allocated.  FST_ENOMEM. */
-enum fst_status stream_init(struct stream *s, struct pool *pool, enum precision precision,
-                            size_t scratch_bytes);
+/* "cpu" gives NULL; "cuda", "hip" load their module.  FST_EMACHINE says what is missing: module, driver
+ * or card.  A device stays open until the program ends. */
+enum fst_status device_open(const struct device **out, const char *name);
+
+/* Zero-filled, 64-byte aligned (on the host 2 MiB aligned and advised as huge pages from 2 MiB up).
+ * NULL: no memory.  Freed on the same device with the same size. */
+void *device_alloc(const struct device *d, size_t bytes);
+void device_free(const struct device *d, void *p, size_t bytes);
+/* Zero-filled host memory that the device's kernels can address, 64-byte aligned. */
+void *device_alloc_shared(const struct device *d, size_t bytes);
+void device_free_shared(const struct device *d, void *p, size_t bytes);
+
+/* Between host and device memory in any direction; complete on return. */
+enum fst_status device_copy(const struct device *d, void *to, const void *from, size_t bytes);
+
+/* Take ownership of nothing: device and pool are borrowed, scratch is allocated.  FST_ENOMEM. */
+enum fst_status stream_init(struct stream *s, const struct device *d, struct pool *pool,
+                            enum precision precision, size_t scratch_bytes);
 void stream_release(struct stream *s);
+
+/* Copy within device memory, in the order of the launches. */
+enum fst_status stream_copy(struct stream *s, void *to, const void *from, size_t bytes);
+
+/* Wait until everything enqueued is done.  FST_EINTERNAL with the device's text when something
+ * failed: the device is not usable any more. */
+enum fst_status stream_sync(struct stream *s);
+
+/* ---------------------------------------------------------------- a module's side */
+
+enum { DEVICE_MODULE_VERSION = 1 };
+
+/* What the program gives to a module, which links nothing of it. */
+struct device_host {
+    enum fst_status (*verror)(enum fst_status rc, const char *fmt, va_list ap);
+    void (*assert_failed)(const char *file, int line, const char *text);
+};
+
+/* The one symbol of a module, `fst_device_module`. */
+struct device_module {
+    int version;         /* DEVICE_MODULE_VERSION */
+    const char *build;   /* FST_VERSION: tables and argument structs are private to a build */
+    size_t device_bytes; /* sizeof (struct device) */
+    enum fst_status (*open)(struct device *d, const struct device_host *host);
+};
 
 #endif

@@ -9,6 +9,9 @@
 /* KV tokens for everybody together when nothing was said: four requests of 64k. */
 enum { ENGINE_POOL_TOKENS = 262144 };
 
+/* Of a card's free memory, for weights, KV and workspace. */
+#define DEVICE_SHARE 0.92
+
 /* A checkpoint of at most so many bytes is read whole at open, in search of what is no number: 30 ms
  * for the bundled model, a second for a GiB.  Of a larger one `inspect --values` looks at every byte. */
 #define ENGINE_VALUES_BYTES ((int64_t)2 << 30)
@@ -132,6 +135,8 @@ static enum fst_status size_kv(fst_engine *e, const struct fst_engine_opts *o,
 {
     double available = (double)available_memory(), weights = (double)e->weights->bytes;
     double budget = FST_MIN(available / 2, FST_MAX(available - weights, available / 8));
+    if (e->device) /* nobody else lives there; the rest is for the driver and its heap */
+        available = budget = DEVICE_SHARE * (double)e->device->free_bytes - weights;
     int64_t context, tokens = 0;
     struct kv_plan plan;
 
@@ -217,10 +222,10 @@ static enum fst_status step_arrays(fst_engine *e)
 #define ADD(field, count) bytes += (size_t)round_up((int64_t)((count) * sizeof *e->field), 64);
     ENGINE_ARRAYS(ADD)
 #undef ADD
-    e->block = mem_aligned(64, bytes);
+    e->block = device_alloc_shared(e->device, bytes);
+    e->block_bytes = bytes;
     if (!e->block)
         return fst_error(FST_ENOMEM, "engine: no memory for %zu bytes", bytes);
-    memset(e->block, 0, bytes);
     p = e->block;
 #define CARVE(field, count)                                                                        \
     e->field = (void *)p;                                                                          \
@@ -257,9 +262,7 @@ static enum fst_status read_choices(fst_engine *e, const struct fst_engine_opts 
     int device;
 
     FST_TRY(word("--device", o->device, "cpu", devices, FST_COUNT(devices), &device));
-    if (device != 0)
-        return fst_error(FST_EMACHINE, "--device %s: this build has no %s backend; use cpu",
-                         devices[device], devices[device]);
+    FST_TRY(device_open(&e->device, devices[device]));
     FST_TRY(
         word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts), &c->layout));
     if (c->layout == 2)
@@ -304,6 +307,16 @@ static void fill_info(fst_engine *e)
     e->stats.kv_tokens_total = e->kv.spec.n_pages * KERN_PAGE;
 }
 
+static enum fst_status pick_kernels(fst_engine *e, const struct fst_engine_opts *o,
+                                    enum precision precision)
+{
+    if (e->device)
+        return kernels_of_device(&e->kernels, e->device, o->kernels, precision);
+    return kernels_select(&e->kernels,
+                          precision == PRECISION_REFERENCE && !o->kernels ? "ref" : o->kernels,
+                          precision);
+}
+
 static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o)
 {
     const struct model_config *c;
@@ -314,14 +327,15 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     int requests = o->max_running_requests > 0 ? FST_MIN(o->max_running_requests, 4096) : 16;
 
     FST_TRY(read_choices(e, o, &ch));
-    FST_TRY(kernels_select(&e->kernels, ch.precision && !o->kernels ? "ref" : o->kernels,
-                           (enum precision)ch.precision));
+    FST_TRY(pick_kernels(e, o, (enum precision)ch.precision));
     FST_TRY(weights_open(&e->weights, o->model_dir, NULL));
     if (e->weights->bytes <= ENGINE_VALUES_BYTES)
         FST_TRY(weights_check_values(e->weights));
     c = &e->weights->config;
     FST_TRY(pick_drafting(e, o, c));
     FST_TRY(pool_new(&e->pool, o->threads));
+    if (e->device)
+        FST_TRY(weights_upload(e->weights, e->device));
 
     e->window = c->window;
     e->limits = (struct sched_limits){
@@ -343,6 +357,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
     work = model_work_bytes(e->weights, &mo);
     model_kv_spec(e->weights, e->drafting, &spec);
+    spec.device = e->device;
     spec.format = ch.precision ? ROW_F32 : ch.layout ? ROW_BF16 : ROW_FP8;
     spec.index_format = ch.precision ? INDEX_F32 : ch.key ? INDEX_FP8 : INDEX_FP4;
     FST_TRY(size_kv(e, o, c, (double)scratch + (double)work, &spec));
@@ -350,7 +365,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
 
     FST_TRY(kv_init(&e->kv, &spec));
     scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
-    FST_TRY(stream_init(&e->stream, e->pool, (enum precision)ch.precision, scratch));
+    FST_TRY(stream_init(&e->stream, e->device, e->pool, (enum precision)ch.precision, scratch));
     FST_TRY(model_open(&e->model, e->weights, &mo));
     FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
                         o->masked_ids, (int)o->n_masked_ids));
@@ -434,7 +449,7 @@ void fst_engine_close(fst_engine *e)
     pool_free(e->pool);
     kv_release(&e->kv);
     weights_free(e->weights);
-    mem_free(e->block);
+    device_free_shared(e->device, e->block, e->block_bytes);
     mem_free(e->model_dir);
     door_unref(e->door);
     mem_free(e);

@@ -104,6 +104,7 @@ struct fst_engine {
     struct weights *weights;
     struct kernels kernels;
     struct pool *pool;
+    const struct device *device; /* NULL: the host */
     struct stream stream;
     struct kv kv;
     struct model *model;
@@ -132,7 +133,8 @@ struct fst_engine {
     int64_t *draft_committed;
     struct draw_params *draft_draw;
     uint32_t *draft_out_pos;
-    void *block;                   /* owned: the arrays above */
+    void *block; /* owned, shared memory: the arrays above */
+    size_t block_bytes;
     struct fst_engine_stats stats; /* copied to the door after each step */
     _Atomic int64_t heartbeat;     /* of the model, inside a step */
     int64_t step_draft_ns;         /* drafting and injection of this step */

@@ -302,13 +302,14 @@ static int resolve(fst_engine *e, const struct step *step, struct rows *rows)
 /* ------------------------------------------------------------------ accept */
 
 /* Prompt rows of one span: call-back with the raw logits, then log-probabilities of the next prompt
- * token.  Returns false when the call-back wants no more. */
-static bool score_prompt(fst_engine *e, fst_request *r, const struct step_span *span, float *logits)
+ * token.  *go_on: false when the call-back wants no more. */
+static enum fst_status score_prompt(fst_engine *e, fst_request *r, const struct step_span *span,
+                                    float *logits, bool *go_on)
 {
     int vocab = e->info.vocab_size;
-    bool go_on = true;
 
-    for (int i = 0; i < span->n_rows && go_on; i++) {
+    *go_on = true;
+    for (int i = 0; i < span->n_rows && *go_on; i++) {
         float *l = logits + (int64_t)i * vocab;
         int64_t pos = r->n_committed + i;
         if (pos >= r->n_prompt)
@@ -318,14 +319,14 @@ static bool score_prompt(fst_engine *e, fst_request *r, const struct step_span *
         r->n_scored = pos + 1;
         pthread_mutex_lock(&r->pub_lock);
         if (r->o.on_prompt_logits)
-            go_on = r->o.on_prompt_logits(r->o.on_prompt_logits_ud, pos, l, vocab);
+            *go_on = r->o.on_prompt_logits(r->o.on_prompt_logits_ud, pos, l, vocab);
         pthread_mutex_unlock(&r->pub_lock);
         if (r->prompt_logprobs && pos + 1 < r->n_prompt && pos + 1 >= r->o.prompt_logprobs_from)
-            sample_score(&e->sampler, l, r->ids[pos + 1], &r->prompt_logprobs[pos + 1],
-                         r->o.prompt_top_logprobs,
-                         r->prompt_top + (pos + 1) * r->o.prompt_top_logprobs);
+            FST_TRY(sample_score(&e->sampler, l, r->ids[pos + 1], &r->prompt_logprobs[pos + 1],
+                                 r->o.prompt_top_logprobs,
+                                 r->prompt_top + (pos + 1) * r->o.prompt_top_logprobs));
     }
-    return go_on;
+    return FST_OK;
 }
 
 static void fill_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos)
@@ -414,8 +415,10 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
                 e->stats.prompt_tokens += (uint64_t)r->n_prompt;
             }
             e->stats.prefill_rows += (uint64_t)span->n_rows;
-            if (wants_prompt_rows(r) &&
-                !score_prompt(e, r, span, logits + (int64_t)first * vocab)) {
+            bool go_on = true;
+            if (wants_prompt_rows(r))
+                FST_TRY(score_prompt(e, r, span, logits + (int64_t)first * vocab, &go_on));
+            if (!go_on) {
                 outcome[s] = (struct engine_outcome){FST_FINISH_ABORT, -1, FST_ECANCELED, ""};
                 continue;
             }
@@ -571,6 +574,8 @@ static void one_step(fst_engine *e)
     deliver(e, &step, e->outcome);
     return;
 fault:
+    /* What a card reports stays with its context: every later call fails alike. */
+    e->stats.lost = e->device && rc == FST_EINTERNAL;
     fail_all(e, rc);
     copy_stats(e);
 }

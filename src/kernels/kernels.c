@@ -45,6 +45,7 @@ void kernels_init(struct kernels *k, unsigned flags)
 {
     FST_ASSERT((flags & ~kernels_probe()) == 0);
     k->flags = flags;
+    k->scratch = NULL;
     k->name = flags & KERN_AVX512 ? "avx512" : flags & KERN_AVX2 ? "avx2" : "ref";
     KERNELS_MAP(KERNELS_FILL)
 }
@@ -106,8 +107,24 @@ enum fst_status kernels_select(struct kernels *k, const char *name, enum precisi
     return FST_OK;
 }
 
+enum fst_status kernels_of_device(struct kernels *k, const struct device *d, const char *name,
+                                  enum precision precision)
+{
+    if (name && *name && strcmp(name, "auto") != 0 && strcmp(name, "gpu") != 0)
+        return fst_error(FST_EINVAL, "kernels: '%s', expected auto or gpu with --device %s", name,
+                         d->name);
+    if (precision == PRECISION_REFERENCE)
+        return fst_error(FST_EINVAL, "precision reference runs on the CPU alone, not on %s",
+                         d->name);
+    if (!d->kernels(k, sizeof *k))
+        return fst_error(FST_EMACHINE, "--device %s: its module is of another build", d->name);
+    return FST_OK;
+}
+
 size_t kernels_scratch_bytes(const struct kernels *k, const struct kernel_limits *l, int n_threads)
 {
+    if (k->scratch)
+        return k->scratch(l);
     size_t ref = ref_scratch_bytes(l, n_threads);
     return k->flags ? FST_MAX(ref, cpu_scratch_bytes(l, n_threads)) : ref;
 }

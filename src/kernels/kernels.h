@@ -307,7 +307,8 @@ struct mtp_in_args {
  * the stages' wkv and kv_norm are applied by attn_in with wq_a NULL, then rows are finished by
  * kv_write (ratio 0) and stored by ring_store.  NMSE 1e-5. */
 struct main_proj_args {
-    const float *h;              /* (n_rows, n_stages*dim) captured streams' means */
+    const float *h;              /* (any, n_stages*dim) captured streams' means */
+    const int32_t *row;          /* (n_rows) row of h for each output; NULL: 0, 1, ... */
     const struct mat *main_proj; /* (dim, n_stages*dim) */
     const float *main_norm;
     float *main; /* (n_rows, dim) */
@@ -377,14 +378,21 @@ struct draw_args {
     X(draft_chain, struct draft_chain_args)                                                        \
     X(draw, struct draw_args)
 
-enum kernel_flags { KERN_AVX2 = 1, KERN_AVX512 = 2 };
+struct kernel_limits {
+    int n_rows, dim, n_heads, head_dim, q_rank, o_rank, groups, moe_dim, n_experts, k;
+    int index_heads, index_dim, topk, n_stages, vocab, markov_rank, window;
+    int64_t max_entries; /* ratio-4 entries a row can see */
+};
+
+enum kernel_flags { KERN_AVX2 = 1, KERN_AVX512 = 2, KERN_GPU = 4 };
 
 struct kernels {
     unsigned flags;   /* what the table was built with */
-    const char *name; /* "ref", "avx2", "avx512" */
+    const char *name; /* "ref", "avx2", "avx512"; "gpu" from a device's module */
 #define KERNELS_FIELD(entry, args) enum fst_status (*entry)(const args *a, struct stream *s);
     KERNELS_MAP(KERNELS_FIELD)
 #undef KERNELS_FIELD
+    size_t (*scratch)(const struct kernel_limits *l); /* of a device's module; NULL: on the CPU */
 };
 
 /* What this machine can run (cpuid and OS support), as flags. */
@@ -398,12 +406,12 @@ void kernels_init(struct kernels *k, unsigned flags);
  * FST_EMACHINE when the machine lacks it; PRECISION_REFERENCE with anything but ref: FST_EINVAL. */
 enum fst_status kernels_select(struct kernels *k, const char *name, enum precision precision);
 
+/* The table of an opened card.  `name` as of kernels_select: "auto" or "gpu", NULL: auto.
+ * FST_EMACHINE when the module is of another build. */
+enum fst_status kernels_of_device(struct kernels *k, const struct device *d, const char *name,
+                                  enum precision precision);
+
 /* Bytes of stream scratch that any launch within these limits needs with n_threads workers. */
-struct kernel_limits {
-    int n_rows, dim, n_heads, head_dim, q_rank, o_rank, groups, moe_dim, n_experts, k;
-    int index_heads, index_dim, topk, n_stages, vocab, markov_rank, window;
-    int64_t max_entries; /* ratio-4 entries a row can see */
-};
 size_t kernels_scratch_bytes(const struct kernels *k, const struct kernel_limits *l, int n_threads);
 
 #endif

@@ -5,19 +5,31 @@
 #include "kv/kv.h"
 #include "kv/layout.h"
 
-/* NULL for 0 bytes; *failed is set when memory is out. */
-static void *take(struct kv *kv, int64_t bytes, bool *failed)
+static void *take_from(struct kv *kv, int64_t bytes, bool shared, bool *failed)
 {
+    const struct device *d = kv->spec.device;
     if (!bytes || *failed)
         return NULL;
     FST_ASSERT(kv->n_blocks < (int)FST_COUNT(kv->blocks));
-    void *p = device_alloc((size_t)bytes);
+    void *p = shared ? device_alloc_shared(d, (size_t)bytes) : device_alloc(d, (size_t)bytes);
     if (!p) {
         *failed = true;
         return NULL;
     }
-    kv->blocks[kv->n_blocks++] = (struct kv_block){p, (size_t)bytes};
+    kv->blocks[kv->n_blocks++] = (struct kv_block){p, (size_t)bytes, shared};
     return p;
+}
+
+/* Device memory, NULL for 0 bytes; *failed is set when memory is out. */
+static void *take(struct kv *kv, int64_t bytes, bool *failed)
+{
+    return take_from(kv, bytes, false, failed);
+}
+
+/* For tables that the host keeps: kernels read pages, nothing else of them. */
+static void *take_shared(struct kv *kv, int64_t bytes, bool *failed)
+{
+    return take_from(kv, bytes, true, failed);
 }
 
 static void take_layer(struct kv *kv, int i, bool *failed)
@@ -50,10 +62,10 @@ enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec)
         take_layer(kv, i, &failed);
     int64_t slots = (int64_t)spec->n_slots + 1;
     kv->page_stride = (int)div_up(spec->context_length, KERN_PAGE);
-    kv->pages = take(kv, 4 * slots * kv->page_stride, &failed);
-    kv->slots = take(kv, slots * (int64_t)sizeof *kv->slots, &failed);
-    kv->free_pages = take(kv, 4 * spec->n_pages, &failed);
-    kv->free_slots = take(kv, 4 * slots, &failed);
+    kv->pages = take_shared(kv, 4 * slots * kv->page_stride, &failed);
+    kv->slots = take_shared(kv, slots * (int64_t)sizeof *kv->slots, &failed);
+    kv->free_pages = take_shared(kv, 4 * spec->n_pages, &failed);
+    kv->free_slots = take_shared(kv, 4 * slots, &failed);
     if (failed) {
         kv_release(kv);
         return fst_error(FST_ENOMEM, "kv: %lld bytes for %d slots and %lld pages",
@@ -70,7 +82,8 @@ enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec)
 void kv_release(struct kv *kv)
 {
     for (int i = kv->n_blocks; i > 0; i--)
-        device_free(kv->blocks[i - 1].p, kv->blocks[i - 1].bytes);
+        (kv->blocks[i - 1].shared ? device_free_shared : device_free)(
+            kv->spec.device, kv->blocks[i - 1].p, kv->blocks[i - 1].bytes);
     *kv = (struct kv){0};
 }
 
@@ -147,6 +160,7 @@ static void read_row(const struct kv *kv, int layer, int64_t row, float *out)
 
 static void check_layer(const struct kv *kv, int layer)
 {
+    FST_ASSERT(!kv->spec.device);
     FST_ASSERT(layer >= 0);
     FST_ASSERT(layer < kv->spec.n_layers);
 }

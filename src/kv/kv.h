@@ -24,8 +24,9 @@ struct kv_spec {
     int n_layers;
     int ratio[KV_LAYERS_MAX];
     int head_dim, rope_dim, index_dim, window;
-    int block; /* gamma + 1 rows of a verify step; 1 without drafting */
-    int lag;   /* steps the host may be behind: 0 on the CPU */
+    const struct device *device; /* where rows and states live, borrowed; NULL: the host */
+    int block;                   /* gamma + 1 rows of a verify step; 1 without drafting */
+    int lag;                     /* steps the host may be behind: 0 on the CPU */
     enum row_format format;
     enum index_format index_format;
     int n_slots;            /* requests, without the null slot */
@@ -59,6 +60,7 @@ struct kv {
     struct kv_block { /* owned: every array above and those of the layers */
         void *p;
         size_t bytes;
+        bool shared; /* else the device's */
     } blocks[4 + 5 * KV_LAYERS_MAX];
     int n_blocks;
 };
@@ -84,7 +86,7 @@ void kv_commit(struct kv *kv, int slot, int64_t n);
 enum fst_status kv_check(const struct kv *kv);
 
 /* Decode one stored row to floats (head_dim): window row of (slot, pos) or compressed entry e.
- * For tests and tools. */
+ * For tests and tools, on the host alone. */
 void kv_read_window(const struct kv *kv, int layer, int slot, int64_t pos, float *out);
 void kv_read_entry(const struct kv *kv, int layer, int slot, int64_t entry, float *out);
 void kv_read_index(const struct kv *kv, int layer, int slot, int64_t entry, float *out);

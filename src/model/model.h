@@ -3,6 +3,10 @@
  * struct model owns weights (mapped), workspace and the kernel table; it borrows the KV memory and
  * the stream.  One thread (the engine's) uses it at a time.  Nothing is allocated after model_open.
  *
+ * Where kernels run is the stream's device: weights must be there (weights_upload), KV too (kv_spec),
+ * and the arrays of rows, picks and drafts that callers pass in shared memory (device.h).  Calls
+ * return when the device is done.
+ *
  * A step: model_forward() runs rows through the target, leaves logits of the picked rows and, when
  * a drafter is there, the captured hidden rows; after the verifier has decided, model_inject() puts
  * the committed rows into the drafter's windows; model_draft() proposes the next block. */

@@ -10,7 +10,7 @@
 enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct stream *stream,
                             int vocab, int max_rows, const int32_t *masked, int n_masked)
 {
-    size_t nr = (size_t)max_rows, nv = (size_t)vocab;
+    size_t nr = (size_t)max_rows + 1, nv = (size_t)vocab;
     size_t bytes = nr * (sizeof *s->draw + sizeof *s->out_pos + sizeof *s->id + sizeof *s->lse) +
                    nv * (sizeof *s->order + sizeof *s->saved) +
                    (size_t)n_masked * sizeof *s->masked;
@@ -19,7 +19,8 @@ enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct s
     FST_ASSERT(vocab > 0);
     FST_ASSERT(max_rows > 0);
     *s = (struct sampler){.kernels = k, .stream = stream, .vocab = vocab, .max_rows = max_rows};
-    s->block = mem_aligned(64, bytes);
+    s->block = device_alloc_shared(stream->device, bytes);
+    s->block_bytes = bytes;
     if (!s->block)
         return fst_error(FST_ENOMEM, "sampler: no memory for %zu bytes", bytes);
     p = s->block;
@@ -46,8 +47,16 @@ enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct s
 
 void sample_release(struct sampler *s)
 {
-    mem_free(s->block);
+    if (s->block)
+        device_free_shared(s->stream->device, s->block, s->block_bytes);
     *s = (struct sampler){0};
+}
+
+/* The kernel, and its results on the host. */
+static enum fst_status draw(struct sampler *s, const struct draw_args *a)
+{
+    FST_TRY(s->kernels->draw(a, s->stream));
+    return stream_sync(s->stream);
 }
 
 static void mask_row(const struct sampler *s, float *logits)
@@ -198,7 +207,7 @@ enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row 
             .temperature = p->temperature, .choice = p->choice, .seed = p->seed};
         s->out_pos[i] = row[i].out_pos;
     }
-    FST_TRY(s->kernels->draw(&a, s->stream));
+    FST_TRY(draw(s, &a));
     for (int i = 0; i < n; i++) {
         const struct sample_params *p = row[i].params;
         float *l = logits + (int64_t)i * s->vocab;
@@ -210,46 +219,45 @@ enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row 
         if (row[i].n_top > 0)
             top_logprobs(s, l, s->lse[i], row[i].n_top, row[i].top);
         if (narrow || row[i].n_banned > 0) {
-            float lse = s->lse[i], ignored;
             struct draw_args one = {.logits = l,
                                     .draw = s->draw + i,
                                     .out_pos = s->out_pos + i,
-                                    .id = &row[i].id,
-                                    .lse = &ignored,
+                                    .id = s->id + i,
+                                    .lse =
+                                        s->lse + s->max_rows, /* of the kept set: not asked for */
                                     .n = 1,
                                     .vocab = s->vocab};
             for (int b = 0; b < row[i].n_banned; b++)
                 l[row[i].banned[b]] = -INFINITY;
             if (narrow)
                 keep_set(s, l, p);
-            FST_TRY(s->kernels->draw(&one, s->stream));
+            FST_TRY(draw(s, &one));
+            row[i].id = s->id[i];
             FST_ASSERT(row[i].id >= 0);
-            row[i].logprob = l[row[i].id] - lse;
-        } else {
-            row[i].logprob = l[row[i].id] - s->lse[i];
         }
+        row[i].logprob = l[row[i].id] - s->lse[i];
     }
     return FST_OK;
 }
 
-void sample_score(struct sampler *s, float *logits, int32_t id, float *logprob, int n_top,
-                  struct sample_top *top)
+enum fst_status sample_score(struct sampler *s, float *logits, int32_t id, float *logprob,
+                             int n_top, struct sample_top *top)
 {
-    static const struct draw_params greedy = {0};
-    static const uint32_t zero = 0;
-    int32_t ignored;
-    float lse;
+    int i = s->max_rows; /* the extra place: a step's rows may be waiting in the others */
     struct draw_args one = {.logits = logits,
-                            .draw = &greedy,
-                            .out_pos = &zero,
-                            .id = &ignored,
-                            .lse = &lse,
+                            .draw = s->draw + i,
+                            .out_pos = s->out_pos + i,
+                            .id = s->id + i,
+                            .lse = s->lse + i,
                             .n = 1,
                             .vocab = s->vocab};
 
     mask_row(s, logits);
-    s->kernels->draw(&one, s->stream);
-    *logprob = logits[id] - lse;
+    s->draw[i] = (struct draw_params){0};
+    s->out_pos[i] = 0;
+    FST_TRY(draw(s, &one));
+    *logprob = logits[id] - s->lse[i];
     if (n_top > 0)
-        top_logprobs(s, logits, lse, n_top, top);
+        top_logprobs(s, logits, s->lse[i], n_top, top);
+    return FST_OK;
 }

@@ -7,6 +7,7 @@
  * logits/T + Gumbel noise over the kept set (kernels.h, struct draw_params).  The noise depends on
  * seed, choice, output position and id only, so a draw is the same alone, batched or verified.
  *
+ * logits lie in shared memory (device.h): the host masks and reads them, the device draws.
  * Engine thread only.  Nothing is allocated after sample_init. */
 #ifndef FST_SAMPLE_H
 #define FST_SAMPLE_H
@@ -49,7 +50,8 @@ struct sampler {
     float *lse;
     int32_t *order; /* (vocab) scratch of the kept set */
     float *saved;   /* (vocab) */
-    void *block;
+    void *block;    /* owned, shared memory: the arrays above */
+    size_t block_bytes;
 };
 
 /* masked: (n_masked) ids, copied. */
@@ -61,7 +63,7 @@ void sample_release(struct sampler *s);
 enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n);
 
 /* log-probability of `id` and the n_top best of one row of raw logits (prompt scoring). */
-void sample_score(struct sampler *s, float *logits, int32_t id, float *logprob, int n_top,
-                  struct sample_top *top);
+enum fst_status sample_score(struct sampler *s, float *logits, int32_t id, float *logprob,
+                             int n_top, struct sample_top *top);
 
 #endif

@@ -223,7 +223,7 @@ static void check_kernels(struct report *r, const char *name, double seconds)
     size_t scratch =
         FST_MAX(kernels_scratch_bytes(&fast, &lim, 1), kernels_scratch_bytes(&ref, &lim, 1));
     struct bench_mats *m = mem_calloc(1, sizeof *m);
-    if (!m || stream_init(&st, NULL, PRECISION_NATIVE, scratch) < 0) {
+    if (!m || stream_init(&st, NULL, NULL, PRECISION_NATIVE, scratch) < 0) {
         mem_free(m);
         check(r, "kernels", false, true, "no memory");
         return;
@@ -274,6 +274,18 @@ static void check_cpu(struct report *r)
           flags & KERN_AVX512 ? "AVX2, AVX-512 with BF16"
           : flags & KERN_AVX2 ? "AVX2"
                               : "no vector kernels fit: ref will be used, which is slow");
+}
+
+/* A machine without a card, or without its module, is whole as well. */
+static void check_card(struct report *r)
+{
+    const struct device *d;
+    if (device_open(&d, "cuda") < 0)
+        check(r, "cuda", true, true, "none: %s", fst_error_text());
+    else
+        check(r, "cuda", true, true, "%s, %d multiprocessors, %.1f of %.1f GB free, driver %s",
+              d->card, d->multiprocessors, (double)d->free_bytes * 1e-9,
+              (double)d->total_bytes * 1e-9, d->driver);
 }
 
 static void check_model(struct report *r, const struct options *o)
@@ -332,6 +344,7 @@ int cmd_doctor(int argc, char **argv)
         return status;
     struct report r = {.ok = true, .json_wanted = options_flag(o, "json")};
     check_cpu(&r);
+    check_card(&r);
     check_model(&r, o);
     check_kernels(&r, options_text(o, "kernels"), options_float(o, "seconds", 2));
     check_port(&r, (int)options_int(o, "port", 30000));

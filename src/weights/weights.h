@@ -127,6 +127,12 @@ enum fst_status weights_open(struct weights **out, const char *dir,
                              const struct weights_opts *opts);
 void weights_free(struct weights *w); /* NULL is fine */
 
+/* Copy every value to device memory, each tensor on a 256-byte line, and let the tree point there: only
+ * kernels read it then (config, rope_* and the tree itself stay on the host).  The mappings stay.
+ * d is not NULL and outlives w.  FST_ENOMEM names the bytes; FST_EINTERNAL. */
+struct device;
+enum fst_status weights_upload(struct weights *w, const struct device *d);
+
 /* Scan of all values: E8M0 byte 255 and E4M3 codes 0x7F/0xFF are not numbers, BF16/F32 must be
  * finite.  Reads every byte (minutes on a real checkpoint).  FST_EFORMAT names the first bad
  * tensor and element. */

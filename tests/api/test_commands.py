@@ -418,7 +418,7 @@ class Model(Folder):
         r = run_json("doctor", "--seconds", "0.2", "--port", str(free_port()))
         self.assertTrue(r["ok"])
         self.assertEqual({c["name"] for c in r["checks"]},
-                         {"cpu", "model", "tokenizer", "memory", "kernels", "port"})
+                         {"cpu", "cuda", "model", "tokenizer", "memory", "kernels", "port"})
         for c in r["checks"]:
             self.assertEqual(set(c), {"name", "ok", "detail"})
         with Server() as s:

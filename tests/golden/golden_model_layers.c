@@ -388,7 +388,7 @@ static void run_head(const struct weights *w)
     hashweights_stream(tap.x, ROWS * 4 * DIM, "streams.head", 0);
     for (int i = 0; i < ROWS * 4 * DIM; i++)
         tap.x[i] = ref_bf16(2 * tap.x[i]);
-    rig_ok(stream_init(&s, NULL, PRECISION_NATIVE, kernels_scratch_bytes(&tap.real, &l, 1)));
+    rig_ok(stream_init(&s, NULL, NULL, PRECISION_NATIVE, kernels_scratch_bytes(&tap.real, &l, 1)));
     struct head_args a = {.x = tap.x,
                           .row = tap.at,
                           .fn = w->hc_head.fn,
@@ -414,6 +414,7 @@ static enum fst_status tap_main(const struct main_proj_args *a, struct stream *s
 {
     struct main_proj_args b = *a;
     b.h = tap.x;
+    b.row = NULL;
     FST_TRY(tap.real.main_proj(&b, s));
     const struct golden_array *want = golden_get(tap.g, "main_x");
     assert_int_equal(want->n, a->n_rows * DIM);

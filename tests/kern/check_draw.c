@@ -160,7 +160,7 @@ void check_draw(struct ck *c)
             case_chain(c, &ck_kindling, 1, 1, true);
             case_chain(c, &ck_kindling, 32, 1, true);
         }
-        ck_free_all();
+        ck_free_all(c);
         return;
     }
     if (ck_wanted(c, "draw")) {
@@ -168,13 +168,13 @@ void check_draw(struct ck *c)
         case_draw(c, 17, 4999);
         case_draw(c, 9, 7);
     }
-    ck_free_all();
+    ck_free_all(c);
     if (ck_wanted(c, "draft_chain")) {
         case_chain(c, &ck_kindling, c->sweep || !c->k.flags ? 4 : 70, 4, true);
-        ck_free_all();
+        ck_free_all(c);
         case_chain(c, &ck_kindling, 3, 3, false);
-        ck_free_all();
+        ck_free_all(c);
         case_chain(c, &ck_flash, 2, 2, true);
     }
-    ck_free_all();
+    ck_free_all(c);
 }

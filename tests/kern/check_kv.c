@@ -7,6 +7,12 @@
 
 enum { SLOTS = 6, SPANS_MAX = SLOTS, RING = 141, STATE_RING = 256 };
 
+/* Rows first..first+n-1 of a step as a step of their own. */
+struct part {
+    struct rows r;
+    int32_t span[4096], span_first[4097];
+};
+
 struct world {
     const struct ck_shape *m;
     struct kv_layer l;
@@ -26,6 +32,8 @@ struct world {
     /* outputs */
     float *kv, *o, *entries, *keys, *scores, *raw;
     int32_t *sel, *n_sel;
+    float *margin;    /* (n) of the run in progress */
+    struct part part; /* of the run in progress */
 };
 
 static float *gauss(struct ck *c, int64_t n, float mean, float spread)
@@ -58,14 +66,9 @@ static float *fp4_values(struct ck *c, int64_t n)
     return x;
 }
 
-/* Rows first..first+n-1 of the step as a step of their own. */
-struct part {
-    struct rows r;
-    int32_t span[4096], span_first[4097];
-};
-
-static struct rows *part_rows(const struct world *w, struct part *p, int first, int n)
+static struct rows *part_rows(struct world *w, int first, int n)
 {
+    struct part *p = &w->part;
     int spans = 0;
     FST_ASSERT(n <= 4096);
     for (int i = 0; i < n; i++) {
@@ -196,6 +199,7 @@ static struct world *new_world(struct ck *c, const struct ck_shape *m, int ratio
     w->idx_ape = gauss(c, 8 * m->index_dim, 0, 0.5f);
     w->idx_norm = gauss(c, m->index_dim, 1, 0.2f);
     w->sink = gauss(c, m->n_heads, 0, 1);
+    w->margin = ck_alloc(c, (size_t)n * 4);
     w->slot = ck_alloc(c, (size_t)n * 4);
     w->pos = ck_alloc(c, (size_t)n * 4);
     w->id = ck_alloc(c, (size_t)n * 4);
@@ -264,9 +268,8 @@ static void run_write(struct ck *c, struct ck_case *t, const struct kernels *k, 
                       int first, int n)
 {
     struct world *w = t->ud;
-    struct part p;
     int64_t dim = w->m->head_dim, width = (w->l.ratio == 4 ? 4 : 2) * dim;
-    struct rows *r = part_rows(w, &p, first, n);
+    struct rows *r = part_rows(w, first, n);
     float *kv = w->kv + first * dim;
     (void)c;
     memcpy(kv, w->kv0 + first * dim, (size_t)(n * dim) * 4);
@@ -314,9 +317,7 @@ static void run_index(struct ck *c, struct ck_case *t, const struct kernels *k, 
 {
     struct world *w = t->ud;
     const struct ck_shape *m = w->m;
-    struct part p;
-    float margin[4096];
-    struct index_topk_args a = {.rows = part_rows(w, &p, first, n),
+    struct index_topk_args a = {.rows = part_rows(w, first, n),
                                 .l = &w->l,
                                 .qi = w->qi + (int64_t)first * m->index_heads * m->index_dim,
                                 .iw = w->iw + (int64_t)first * m->index_heads,
@@ -327,7 +328,7 @@ static void run_index(struct ck *c, struct ck_case *t, const struct kernels *k, 
                                 .index_heads = m->index_heads,
                                 .index_dim = m->index_dim,
                                 .topk = m->topk,
-                                .margin = margin};
+                                .margin = w->margin};
     (void)c;
     FST_ASSERT(k->index_topk(&a, s) == FST_OK);
     for (int t0 = first; t0 < first + n && w->scores; t0++) { /* poison would drown the NMSE */
@@ -399,9 +400,8 @@ static void run_attention(struct ck *c, struct ck_case *t, const struct kernels 
 {
     struct world *w = t->ud;
     const struct ck_shape *m = w->m;
-    struct part p;
     int64_t dim = m->head_dim, heads = m->n_heads * dim;
-    struct rows *r = part_rows(w, &p, first, n);
+    struct rows *r = part_rows(w, first, n);
     struct attention_args a = {.rows = r,
                                .l = &w->l,
                                .mode = ATTN_CAUSAL,
@@ -428,9 +428,8 @@ static void run_ring(struct ck *c, struct ck_case *t, const struct kernels *k, s
                      int first, int n)
 {
     struct world *w = t->ud;
-    struct part p;
     int64_t dim = w->m->head_dim, bytes = rows_bytes(w->l.format, w->m->head_dim);
-    struct rows *r = part_rows(w, &p, first, n);
+    struct rows *r = part_rows(w, first, n);
     (void)c;
     store_ring(w, k, s, r, w->kv_done + first * dim);
     for (int i = 0; i < w->n; i++) { /* all rows: later ones are still history */
@@ -510,10 +509,9 @@ static void run_block(struct ck *c, struct ck_case *t, const struct kernels *k, 
 {
     struct world *w = t->ud;
     const struct ck_shape *m = w->m;
-    struct part p;
     int r0 = w->span_start[first], rows = w->span_start[first + n] - r0;
     int64_t dim = m->head_dim, heads = m->n_heads * dim;
-    struct attention_args a = {.rows = part_rows(w, &p, r0, rows),
+    struct attention_args a = {.rows = part_rows(w, r0, rows),
                                .l = &w->l,
                                .mode = ATTN_BLOCK,
                                .q = w->q + r0 * heads,
@@ -622,7 +620,7 @@ static void all_of(struct ck *c, const struct ck_shape *m, int ratio, enum row_f
         if (!c->bench)
             case_index(c, w, true);
     }
-    ck_free_all();
+    ck_free_all(c);
 }
 
 static void blocks(struct ck *c, enum row_format format)
@@ -632,7 +630,7 @@ static void blocks(struct ck *c, enum row_format format)
     keep_world(w);
     finish_by_ref(c, w);
     case_block(c, w);
-    ck_free_all();
+    ck_free_all(c);
 }
 
 void check_kv(struct ck *c)
@@ -657,20 +655,21 @@ void check_kv(struct ck *c)
                 all_of(c, &ck_kindling, ratios[i], ROW_FP8, INDEX_FP4, late, prefill, 1);
             continue;
         }
-        const int *n = c->k.flags && !c->sweep ? len : few;
+        bool small = c->emulated && !c->is_long;
+        const int *n = c->k.flags && !c->sweep && !small ? len : few;
         all_of(c, &ck_kindling, ratios[i], ROW_FP8, INDEX_FP4, start, n, 200);
         if (c->sweep)
             continue;
         all_of(c, &ck_kindling, ratios[i], ROW_BF16, INDEX_FP8, start, n, 200);
         all_of(c, &ck_t1, ratios[i], ROW_BF16, INDEX_FP4, start, few, 200);
-        if (c->k.flags && c->is_long)
+        if (c->k.flags && c->is_long && !c->emulated)
             all_of(c, &ck_flash, ratios[i], ROW_FP8, INDEX_FP4, start, few, 20);
     }
     if (c->bench || !ck_wanted(c, "attention"))
         return;
     blocks(c, ROW_FP8);
     blocks(c, ROW_BF16);
-    if (c->k.flags && !c->sweep && !c->is_long) {
+    if (c->k.flags && !c->sweep && !c->is_long && !c->emulated) {
         static const int two[SLOTS] = {0, 0, 0, 0, 0, 2}, where[SLOTS] = {0, 0, 0, 0, 0, 2301};
         all_of(c, &ck_flash, 4, ROW_FP8, INDEX_FP4, where, two, 2);
     }

@@ -54,7 +54,7 @@ static void count(struct ck_case *t, const struct mat *m, int64_t rows)
 /* cos and sin as the table's rope makes them. */
 static float *angles(struct ck *c, const struct ck_shape *m, int n, int first_pos)
 {
-    float *cs = ck_alloc(c, (size_t)n * (size_t)m->rope_dim * 4), freq[32];
+    float *cs = ck_alloc(c, (size_t)n * (size_t)m->rope_dim * 4), *freq = ck_alloc(c, 32 * 4);
     int32_t *pos = ck_alloc(c, (size_t)n * 4);
     for (int i = 0; i < n; i++)
         pos[i] = first_pos + i;
@@ -81,7 +81,7 @@ static void run_rope(struct ck *c, struct ck_case *t, const struct kernels *k, s
 static void case_rope(struct ck *c, const struct ck_shape *m, int n)
 {
     struct ck_case t;
-    float freq[32];
+    float *freq = ck_alloc(c, 32 * 4);
     int32_t *pos = ids(c, n, 1 << 20);
     for (int i = 0; i < m->rope_dim / 2; i++)
         freq[i] = powf(160000, -2.0f * (float)i / (float)m->rope_dim);
@@ -335,13 +335,11 @@ static void run_route(struct ck *c, struct ck_case *t, const struct kernels *k, 
                       int first, int n)
 {
     struct route_args a = *(struct route_args *)t->ud;
-    float margin[4096];
     (void)c;
     a.x = ROW(a.x, first, a.gate->n_in);
     a.id = ROW(a.id, first, 1);
     a.expert = ROW(a.expert, first, a.k);
     a.weight = ROW(a.weight, first, a.k);
-    a.margin = margin;
     a.n_rows = n;
     FST_ASSERT(k->route(&a, s) == FST_OK);
 }
@@ -355,6 +353,7 @@ static void case_route(struct ck *c, const struct ck_shape *m, int n, int n_ref,
     label(&t, "route", m, what[kind], n, n_ref);
     a.x = acts(c, n, m->dim, 1);
     a.bias = floats(c, m->n_experts, 0, 0.1f);
+    a.margin = ck_alloc(c, (size_t)n * 4);
     if (kind == 1) {
         int32_t *table = ck_alloc(c, (size_t)m->vocab * (size_t)m->k * 4);
         for (int v = 0; v < m->vocab; v++) /* distinct, in no order */
@@ -561,7 +560,7 @@ static void shape(struct ck *c, const struct ck_shape *m, int n, int n_ref)
 #define CASE(entry, call)                                                                          \
     if (ck_wanted(c, #entry)) {                                                                    \
         call;                                                                                      \
-        ck_free_all();                                                                             \
+        ck_free_all(c);                                                                            \
     }
     CASE(rope, case_rope(c, m, n))
     CASE(embed, case_embed(c, m, n))
@@ -602,12 +601,14 @@ void check_project(struct ck *c)
         return;
     }
     bool few = c->sweep || c->k.flags == 0;
-    shape(c, &ck_kindling, few ? 8 : 150, 8);
+    shape(c, &ck_kindling, few ? 8 : c->emulated && !c->is_long ? 19 : 150, 8);
     if (c->sweep)
         return;
     shape(c, &narrow, 9, 9);
     shape(c, &ck_t1, 9, 9);
     if (c->k.flags == 0)
+        return;
+    if (c->emulated)
         return;
     shape(c, &ck_flash, 3, 1);
     if (c->is_long) {

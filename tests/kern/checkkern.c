@@ -1,6 +1,8 @@
 /* checkkern.c - the harness: every set of kernels that this machine runs, against ref.
  *
- * checkkern                 all entries, sets ref, avx2, avx512
+ * checkkern                 all entries, sets ref, avx2, avx512, and kernels/gpu emulated with waves
+ *                           of 32 and 64 lanes
+ * checkkern --set NAME      one set: ref, avx2, avx512, wave32, wave64, or cuda, which needs a card
  * checkkern ENTRY           one entry
  * checkkern --bench [ENTRY] times (table on stdout, then JSON); --threads 1 counts the thread's CPU
  *                           time, so that a busy machine does not blur it
@@ -90,11 +92,20 @@ static struct {
 } blocks[BLOCKS_MAX];
 static int n_blocks;
 
+/* What a card's kernels are to see is cut from one piece of shared memory: pinning thousands of small
+ * ones takes minutes. */
+static uint8_t *arena_take(struct ck *c, size_t bytes)
+{
+    FST_ASSERT(c->arena_used + bytes <= c->arena_bytes);
+    uint8_t *p = c->arena + c->arena_used;
+    c->arena_used += bytes;
+    return p;
+}
+
 void *ck_alloc(struct ck *c, size_t bytes)
 {
-    (void)c;
     size_t whole = (size_t)round_up((int64_t)bytes, 64) + 2 * GUARD;
-    uint8_t *p = mem_aligned(64, whole);
+    uint8_t *p = c->device ? arena_take(c, whole) : mem_aligned(64, whole);
     FST_ASSERT(p);
     FST_ASSERT(n_blocks < BLOCKS_MAX);
     memset(p, guard_byte, whole);
@@ -119,11 +130,12 @@ static bool guards_whole(void)
     return true;
 }
 
-void ck_free_all(void)
+void ck_free_all(struct ck *c)
 {
-    for (int b = 0; b < n_blocks; b++)
+    for (int b = 0; b < n_blocks && !c->device; b++)
         mem_free(blocks[b].p);
     n_blocks = 0;
+    c->arena_used = 0;
 }
 
 struct mat ck_mat(struct ck *c, enum weight_format fmt, int n_out, int n_in, float gain)
@@ -131,10 +143,10 @@ struct mat ck_mat(struct ck *c, enum weight_format fmt, int n_out, int n_in, flo
     struct mat m = {.fmt = fmt, .n_out = n_out, .n_in = n_in};
     int64_t n = (int64_t)n_out * n_in;
     float size = gain / sqrtf((float)n_in);
-    int e = (int)floorf(log2f(size));
+    int e = (int)floorf(log2f(size)), odd = c->k.flags & KERN_GPU ? 0 : 1;
     if (fmt == WEIGHT_F32 || fmt == WEIGHT_BF16) {
         int bytes = fmt == WEIGHT_F32 ? 4 : 2;
-        uint8_t *p = (uint8_t *)ck_alloc(c, (size_t)(n * bytes) + 1) + (fmt == WEIGHT_BF16);
+        uint8_t *p = (uint8_t *)ck_alloc(c, (size_t)(n * bytes) + 1) + (fmt == WEIGHT_BF16) * odd;
         for (int64_t i = 0; i < n; i++) {
             float v = size * ck_normal(c);
             uint32_t u;
@@ -147,10 +159,10 @@ struct mat ck_mat(struct ck *c, enum weight_format fmt, int n_out, int n_in, flo
         m.data = p;
         return m;
     }
-    uint8_t *p = (uint8_t *)ck_alloc(c, (size_t)n + 1) + 1;
+    uint8_t *p = (uint8_t *)ck_alloc(c, (size_t)n + 1) + odd;
     int64_t n_scales =
         fmt == WEIGHT_FP8 ? div_up(n_out, 128) * div_up(n_in, 128) : (int64_t)n_out * (n_in / 32);
-    uint8_t *s = (uint8_t *)ck_alloc(c, (size_t)n_scales + 1) + 1;
+    uint8_t *s = (uint8_t *)ck_alloc(c, (size_t)n_scales + 1) + odd;
     if (fmt == WEIGHT_FP8)
         for (int64_t i = 0; i < n; i++) { /* all codes but the two NaNs; mostly 2^1 .. 2^7 */
             uint64_t r = ck_next(c) >> 20;
@@ -374,7 +386,8 @@ void ck_run(struct ck *c, struct ck_case *t)
         run_rows(c, t, &c->k, &c->s, some, chunks[i]);
         check_bits(c, t, whole, some, "batches of", chunks[i]);
     }
-    for (int threads = 1; threads <= 3 && !c->sweep; threads++) {
+    bool threaded = !(c->k.flags & KERN_GPU);
+    for (int threads = 1; threads <= 3 && !c->sweep && threaded; threads++) {
         struct stream s = c->s;
         s.pool = c->pool[threads];
         poison(t);
@@ -479,7 +492,7 @@ static void measure_memory(struct ck *c)
         best = fmin(best, now_s(c) - a);
     }
     c->roof_gbs = (double)n * 4096 / best * 1e-9;
-    ck_free_all();
+    ck_free_all(c);
 }
 
 /* Multiply-adds of this set: a bf16 product that stays in cache, 96 rows (its norms are 1%). */
@@ -511,7 +524,7 @@ static void measure_products(struct ck *c)
     c->roof_gmacs = (double)N * DIM * OUT / best * 1e-9;
     printf("%s: %.1f GMAC/s in cache, %.1f GB/s from memory, %d thread(s)\n", c->k.name,
            c->roof_gmacs, c->roof_gbs, pool_threads(c->s.pool));
-    ck_free_all();
+    ck_free_all(c);
 }
 
 static void print_json(const struct ck *c)
@@ -561,29 +574,121 @@ static void one_pass(struct ck *c)
     check_kv(c);
 }
 
-static void all_sets(struct ck *c, int sweeps)
+#ifdef CK_EMULATE /* the build has kernels/gpu compiled for the CPU */
+bool kernels_fill_emulate32(void *table, size_t bytes);
+bool kernels_fill_emulate64(void *table, size_t bytes);
+#else
+#define kernels_fill_emulate32 NULL
+#define kernels_fill_emulate64 NULL
+#endif
+
+static const struct ck_set {
+    const char *name;
+    unsigned flags;
+    bool (*fill)(void *table, size_t bytes);
+} sets[] = {{"ref", 0, NULL},
+            {"avx2", KERN_AVX2, NULL},
+            {"avx512", KERN_AVX2 | KERN_AVX512, NULL},
+            {"wave32", KERN_GPU, kernels_fill_emulate32},
+            {"wave64", KERN_GPU, kernels_fill_emulate64},
+            {"cuda", KERN_GPU, NULL}}; /* only when asked for */
+
+/* ---------------------------------------------------------------- a card */
+
+/* Its kernels with a wait behind each: cases look at the results at once. */
+static struct kernels queued;
+#define CK_SYNCED(entry, args)                                                                     \
+    static enum fst_status entry##_synced(const args *a, struct stream *s)                         \
+    {                                                                                              \
+        enum fst_status rc = queued.entry(a, s);                                                   \
+        if (rc == FST_OK)                                                                          \
+            rc = stream_sync(s);                                                                   \
+        if (rc < 0)                                                                                \
+            printf("%s\n", fst_error_text());                                                      \
+        return rc;                                                                                 \
+    }
+KERNELS_MAP(CK_SYNCED)
+#undef CK_SYNCED
+
+static bool open_card(struct ck *c, const char *name)
 {
-    static const unsigned sets[] = {0, KERN_AVX2, KERN_AVX2 | KERN_AVX512};
-    static const char *const names[] = {"ref", "avx2", "avx512"};
+    enum { ARENA = 6 };
+    if (device_open(&c->device, name) < 0 ||
+        kernels_of_device(&queued, c->device, NULL, PRECISION_NATIVE) < 0) {
+        printf("%s\n", fst_error_text());
+        return false;
+    }
+    c->k = queued;
+#define CK_FILL(entry, args) c->k.entry = entry##_synced;
+    KERNELS_MAP(CK_FILL)
+#undef CK_FILL
+    c->k.name = name;
+    c->arena_bytes = (size_t)ARENA << 30;
+    c->arena = device_alloc_shared(c->device, c->arena_bytes);
+    FST_ASSERT(c->arena);
+    c->s_host = c->s;
+    FST_ASSERT(stream_init(&c->s, c->device, NULL, PRECISION_NATIVE, c->scratch_bytes) == FST_OK);
+    printf("%s: %s, %d multiprocessors, driver %s\n", name, c->device->card,
+           c->device->multiprocessors, c->device->driver);
+    return true;
+}
+
+static void close_card(struct ck *c)
+{
+    c->s.scratch_bytes = c->scratch_bytes;
+    stream_release(&c->s);
+    device_free_shared(c->device, c->arena, c->arena_bytes);
+    c->s = c->s_host;
+    c->device = NULL;
+}
+
+static bool have_set(const struct ck_set *set, const char *only)
+{
+    if (strcmp(set->name, "cuda") == 0)
+        return only != NULL;
+    return set->flags & KERN_GPU ? set->fill != NULL : !(set->flags & ~kernels_probe());
+}
+
+static void all_sets(struct ck *c, const char *only, int sweeps)
+{
     for (size_t i = 0; i < FST_COUNT(sets); i++) {
-        if (sets[i] & ~kernels_probe()) {
-            printf("%s: not on this machine\n", names[i]);
+        if (only && strcmp(only, sets[i].name))
+            continue;
+        if (!have_set(&sets[i], only)) {
+            if (strcmp(sets[i].name, "cuda") == 0)
+                continue;
+            printf("%s: not on this machine\n", sets[i].name);
             c->skipped++;
             continue;
         }
-        if (c->sweep && sets[i] == 0)
+        if (c->sweep && sets[i].flags == 0)
+            continue;
+        c->emulated = sets[i].fill != NULL;
+        if (c->emulated && (c->bench || c->sweep)) /* its times say nothing */
             continue;
         int before = c->failed, start = c->passed;
         uint64_t seed = c->seed;
-        kernels_init(&c->k, sets[i]);
+        bool card = strcmp(sets[i].name, "cuda") == 0;
+        if (card) {
+            if (!open_card(c, sets[i].name)) {
+                c->failed++;
+                continue;
+            }
+        } else if (sets[i].fill) {
+            FST_ASSERT(sets[i].fill(&c->k, sizeof c->k));
+            c->k.name = sets[i].name;
+        } else
+            kernels_init(&c->k, sets[i].flags);
         if (c->bench)
             measure_products(c);
         for (int n = 0; n < sweeps; n++, c->seed++)
             one_pass(c);
         c->seed = seed;
+        if (card)
+            close_card(c);
         if (!c->bench)
-            printf("%s: %d checks, %d failed\n", names[i], c->passed - start + c->failed - before,
-                   c->failed - before);
+            printf("%s: %d checks, %d failed\n", sets[i].name,
+                   c->passed - start + c->failed - before, c->failed - before);
         if (c->sweep)
             for (size_t e = 0; e < FST_COUNT(entry_names); e++) {
                 printf("  %-12s largest NMSE %.3g of the allowed\n", entry_names[e], c->worst[e]);
@@ -596,7 +701,7 @@ int main(int argc, char **argv)
 {
     struct ck c = {.seed = 1};
     int sweeps = 1, threads = 2;
-    const char *size = getenv("FST_TEST_SIZE");
+    const char *size = getenv("FST_TEST_SIZE"), *set = NULL;
     c.is_long = size && strcmp(size, "long") == 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--bench") == 0)
@@ -608,11 +713,15 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--sweep") == 0 && i + 1 < argc) {
             sweeps = (int)strtol(argv[++i], NULL, 10);
             c.sweep = true;
-        } else if (argv[i][0] != '-')
+        } else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc)
+            set = argv[++i];
+        else if (argv[i][0] != '-')
             c.only = argv[i];
         else {
-            fprintf(stderr,
-                    "usage: checkkern [--bench] [--seed N] [--sweep N] [--threads 1..3] [ENTRY]\n");
+            fprintf(
+                stderr,
+                "usage: checkkern [--bench] [--seed N] [--sweep N] [--threads 1..3] [--set NAME] "
+                "[ENTRY]\n");
             return 2;
         }
     }
@@ -622,8 +731,8 @@ int main(int argc, char **argv)
     for (int n = 2; n <= 3; n++)
         FST_ASSERT(pool_new(&c.pool[n], n) == FST_OK);
     size_t scratch = c.scratch_bytes = (size_t)1 << 30;
-    FST_ASSERT(stream_init(&c.s, c.pool[threads], PRECISION_NATIVE, scratch) == FST_OK);
-    FST_ASSERT(stream_init(&c.s_ref, c.pool[threads], PRECISION_NATIVE, scratch) == FST_OK);
+    FST_ASSERT(stream_init(&c.s, NULL, c.pool[threads], PRECISION_NATIVE, scratch) == FST_OK);
+    FST_ASSERT(stream_init(&c.s_ref, NULL, c.pool[threads], PRECISION_NATIVE, scratch) == FST_OK);
     kernels_init(&c.ref, 0);
     kernels_init(&c.k, 0);
     printf("checkkern seed %" PRIu64 "\n", c.seed);
@@ -631,7 +740,7 @@ int main(int argc, char **argv)
         measure_memory(&c);
     else if (!c.only)
         check_select(&c);
-    all_sets(&c, sweeps);
+    all_sets(&c, set, sweeps);
     if (c.bench)
         print_json(&c);
     c.s.scratch_bytes = c.s_ref.scratch_bytes = scratch;

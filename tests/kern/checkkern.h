@@ -20,9 +20,13 @@
 struct ck {
     struct kernels ref, k;
     struct pool *pool[4]; /* by number of threads; 0 and 1: NULL */
-    struct stream s, s_ref;
+    struct stream s, s_ref, s_host;
+    const struct device *device; /* of the set under test; NULL: the host */
+    uint8_t *arena;              /* shared memory of device, for ck_alloc */
+    size_t arena_bytes, arena_used;
     size_t scratch_bytes; /* what the streams really have */
     uint64_t seed, rng;
+    bool emulated;       /* kernels/gpu on the CPU: a thousandth of a card's speed */
     bool is_long, sweep; /* FST_TEST_SIZE=long; many seeds, print the worst */
     const char *only;    /* entry named on the command line */
     bool bench;
@@ -42,10 +46,11 @@ float ck_bf16(float x);
 /* n values on the bf16 grid: mostly normal * scale; some rows of `width` tiny, zero or with a spike. */
 void ck_activations(struct ck *c, float *x, int64_t n_rows, int width, float scale);
 void ck_floats(struct ck *c, float *x, int64_t n, float mean, float spread);
-/* Memory that lives until ck_free_all; with poisoned guard bands of 256 bytes on both sides. */
+/* Memory that lives until ck_free_all, kernels' and the host's; with poisoned guard bands of 256 bytes
+ * on both sides.  All that a kernel is to see comes from here. */
 void *ck_alloc(struct ck *c, size_t bytes);
-void ck_free_all(void);
-/* A weight of the form at an odd address; values about `gain`/sqrt(n_in). */
+void ck_free_all(struct ck *c);
+/* A weight of the form, at an odd address unless the set is a card's; values about `gain`/sqrt(n_in). */
 struct mat ck_mat(struct ck *c, enum weight_format fmt, int n_out, int n_in, float gain);
 
 /* ---------------------------------------------------------------- cases */

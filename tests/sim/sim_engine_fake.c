@@ -74,6 +74,12 @@ enum fst_status weights_open(struct weights **out, const char *dir, const struct
     return FST_OK;
 }
 
+enum fst_status weights_upload(struct weights *w, const struct device *d)
+{
+    (void)w;
+    return fst_error(FST_EUNSUPPORTED, "no weights for %s", d->name);
+}
+
 enum fst_status weights_check_values(const struct weights *w)
 {
     (void)w;
@@ -710,7 +716,7 @@ static void test_bad_options(void **state)
     refuse_open((struct fst_engine_opts){.chunked_prefill_size = -1}, FST_EINVAL,
                 "--chunked-prefill-size");
     refuse_open((struct fst_engine_opts){.threads = 1000}, FST_EINVAL, "--threads");
-    refuse_open((struct fst_engine_opts){.device = "cuda"}, FST_EMACHINE, "no cuda backend");
+    refuse_open((struct fst_engine_opts){.device = "cuda"}, FST_EMACHINE, "there is no module");
     refuse_open((struct fst_engine_opts){.device = "tpu"}, FST_EINVAL, "known: cpu, cuda, hip");
     refuse_open((struct fst_engine_opts){.kv_layout = "paged"}, FST_EUNSUPPORTED, "not built");
     refuse_open((struct fst_engine_opts){.max_total_tokens = INT64_C(1) << 50}, FST_EINVAL,

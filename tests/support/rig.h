@@ -53,6 +53,7 @@ static inline struct hashweights_spec rig_small(enum hashweights_format format)
 struct rig_opts {
     const struct weights *w;
     const struct kernels *kernels; /* NULL: set "ref" */
+    const struct device *device;   /* NULL: the host */
     enum precision precision;
     int threads; /* 0: the caller's alone */
     enum row_format format;
@@ -71,6 +72,7 @@ struct rig {
     struct model *m;
     struct kv kv;
     int vocab, max_rows;
+    size_t array_bytes;
     int32_t *slot, *pos, *id, *span, *first, *pick;
     struct rows rows;
 };
@@ -101,10 +103,11 @@ static inline void rig_open(struct rig *r, const struct rig_opts *o)
                            .max_requests = o->n_slots,
                            .context_length = o->context,
                            .drafting = o->drafting};
-    rig_ok(stream_init(&r->stream, r->pool, o->precision,
+    rig_ok(stream_init(&r->stream, o->device, r->pool, o->precision,
                        model_scratch_bytes(o->w, &m, pool_threads(r->pool))));
     rig_ok(model_open(&r->m, o->w, &m));
-    struct kv_spec kv = {.block = o->block ? o->block : 1,
+    struct kv_spec kv = {.device = o->device,
+                         .block = o->block ? o->block : 1,
                          .format = o->format,
                          .index_format = o->index_format,
                          .n_slots = o->n_slots,
@@ -112,7 +115,8 @@ static inline void rig_open(struct rig *r, const struct rig_opts *o)
                          .context_length = o->context};
     model_kv_spec(o->w, o->drafting, &kv);
     rig_ok(kv_init(&r->kv, &kv));
-    r->slot = calloc((size_t)o->max_rows * 6 + 6, sizeof(int32_t));
+    r->array_bytes = ((size_t)o->max_rows * 6 + 6) * sizeof(int32_t);
+    r->slot = device_alloc_shared(o->device, r->array_bytes);
     assert_non_null(r->slot);
     r->pos = r->slot + o->max_rows;
     r->id = r->pos + o->max_rows;
@@ -123,7 +127,7 @@ static inline void rig_open(struct rig *r, const struct rig_opts *o)
 
 static inline void rig_close(struct rig *r)
 {
-    free(r->slot);
+    device_free_shared(r->stream.device, r->slot, r->array_bytes);
     kv_release(&r->kv);
     model_free(r->m);
     stream_release(&r->stream);

@@ -263,7 +263,7 @@ static void test_clamps(void **state)
     none.data = zeros;
     struct expert_mats on = {m, m, m}, off = {none, none, none};
     struct stream s;
-    assert_int_equal(stream_init(&s, NULL, PRECISION_REFERENCE, 1 << 20), FST_OK);
+    assert_int_equal(stream_init(&s, NULL, NULL, PRECISION_REFERENCE, 1 << 20), FST_OK);
     for (int shared = 0; shared < 2; shared++) {
         struct experts_args a = {.x = x,
                                  .expert = expert,

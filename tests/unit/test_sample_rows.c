@@ -261,7 +261,7 @@ static void test_score(void **state)
     (void)state;
     for (int v = 0; v < 5; v++)
         z += exp((double)l[v]);
-    sample_score(&s, l, 4, &lp, 2, top);
+    assert_int_equal(sample_score(&s, l, 4, &lp, 2, top), FST_OK);
     assert_true(fabs((double)lp - (1 - log(z))) < 1e-6);
     assert_int_equal(top[0].id, 2);
     assert_int_equal(top[1].id, 4);

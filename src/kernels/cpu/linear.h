@@ -26,6 +26,7 @@ enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2 };
 /* Rows of one input, prepared on demand; [1]: quantised. */
 struct lin_input {
     const float *x;
+    const int32_t *pick; /* (n_rows) rows of x; NULL: all in order */
     int64_t ldx;
     int n_rows, n_in;
     const uint8_t *rows[LIN_LAYOUTS][2];

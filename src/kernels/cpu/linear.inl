@@ -128,9 +128,11 @@ static void prepare_body(void *ud, int64_t first, int64_t last, int worker)
 {
     const struct prepare *p = ud;
     (void)worker;
-    for (int64_t i = first; i < last; i++)
-        lin_prepare(p->layout, p->quantise, p->in->x + i * p->in->ldx, p->in->n_in,
+    for (int64_t i = first; i < last; i++) {
+        int64_t row = p->in->pick ? p->in->pick[i] : i;
+        lin_prepare(p->layout, p->quantise, p->in->x + row * p->in->ldx, p->in->n_in,
                     p->out + i * p->bytes);
+    }
 }
 
 struct lin_job lin_make(struct stream *s, struct cut *c, struct lin_input *in, const struct mat *w,
@@ -145,6 +147,7 @@ struct lin_job lin_make(struct stream *s, struct cut *c, struct lin_input *in, c
     if (layout == LIN_FLOAT && !quantise) {
         j.x = (const uint8_t *)in->x;
         j.ldx = in->ldx * 4;
+        j.pick_x = in->pick;
         return j;
     }
     if (!in->rows[layout][quantise]) {

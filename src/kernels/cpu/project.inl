@@ -397,7 +397,8 @@ enum fst_status SIMD_NAME(main_proj)(const struct main_proj_args *a, struct stre
 {
     struct cut c = cut_start(s);
     int n = a->main_proj->n_in, dim = a->main_proj->n_out;
-    struct lin_input in = {.x = a->h, .n_rows = a->n_rows, .n_in = n, .ldx = n};
+    struct lin_input in = {
+        .x = a->h, .n_rows = a->n_rows, .n_in = n, .ldx = n, .pick = a->row};
     struct lin_job j = lin_make(s, &c, &in, a->main_proj, true, a->main, dim, LIN_ROUND);
     lin_run(s, &j, 1);
     norm_rows(s, a->main, a->main_norm, a->n_rows, dim, a->norm_eps);

@@ -549,9 +549,10 @@ SIMD_INLINE vf v_log(vf x)
 {
     vi u = v_bits(x), e = v_sra(v_isub(u, v_int1(PHILOX_SQRT_HALF)), 23);
     vf f = v_sub(v_float(v_isub(u, v_sll(e, 23))), v_set1(1.0f));
-    vf p = v_set1(philox_log_p[0]), z = v_mul(f, f), k = v_from_int(e);
+    static const float c[PHILOX_LOG_TERMS] = PHILOX_LOG_P;
+    vf p = v_set1(c[0]), z = v_mul(f, f), k = v_from_int(e);
     for (int i = 1; i < PHILOX_LOG_TERMS; i++)
-        p = v_add(v_mul(p, f), v_set1(philox_log_p[i]));
+        p = v_add(v_mul(p, f), v_set1(c[i]));
     p = v_mul(v_mul(p, f), z);
     p = v_add(p, v_mul(k, v_set1(PHILOX_LN2_LOW)));
     p = v_sub(p, v_mul(z, v_set1(0.5f)));

@@ -61,7 +61,16 @@ enum fst_status main_proj_ref(const struct main_proj_args *a, struct stream *s)
 {
     int dim = a->main_proj->n_out;
     ref_need(s, ref_linear_scratch(a->n_rows, a->main_proj->n_in, pool_threads(s->pool)));
-    ref_linear_all(s, a->main_proj, a->h, a->n_rows, a->main, REF_QUANT | REF_ROUND, s->scratch);
+    struct ref_linear l = {.w = a->main_proj,
+                           .x = a->h,
+                           .y = a->main,
+                           .ldx = a->main_proj->n_in,
+                           .ldy = dim,
+                           .n_rows = a->n_rows,
+                           .n_out = dim,
+                           .pick_x = a->row,
+                           .flags = REF_QUANT | REF_ROUND};
+    ref_linear(s, &l, s->scratch);
     for (int i = 0; i < a->n_rows; i++) {
         float *m = a->main + (int64_t)i * dim;
         ref_rmsnorm(m, m, a->main_norm, dim, a->norm_eps, s->precision);

@@ -12,13 +12,13 @@ static int table_of(const struct v4_layer *l)
 
 static const float *freq_of(const struct model *m, const struct v4_layer *l)
 {
-    return table_of(l) ? m->w->rope_compress : m->w->rope_main;
+    return m->work.freq[table_of(l)];
 }
 
 enum fst_status v4_rope(struct model *m, const struct rows *rows, bool compressed)
 {
     struct rope_args a = {.cs = m->work.cs[0],
-                          .freq = m->w->rope_main,
+                          .freq = m->work.freq[0],
                           .pos = rows->pos,
                           .n = rows->n_rows,
                           .rope_dim = m->c->rope_dim};
@@ -26,7 +26,7 @@ enum fst_status v4_rope(struct model *m, const struct rows *rows, bool compresse
     if (!compressed)
         return FST_OK;
     a.cs = m->work.cs[1];
-    a.freq = m->w->rope_compress;
+    a.freq = m->work.freq[1];
     return v4_run_rope(m, &a);
 }
 

@@ -1,7 +1,5 @@
 /* draft.c - the DSpark drafter: target rows into its windows, blocks of tokens out of it
  * (DSpark paper §3). */
-#include <string.h>
-
 #include "model/v4/v4.h"
 
 /* The rows to inject as a step of their own: same slots and positions, runs as spans. */
@@ -50,7 +48,7 @@ static enum fst_status inject_stage(struct model *m, const struct v4_layer *l, s
                                   .l = pool,
                                   .kv = b->kv,
                                   .cs = b->cs[0],
-                                  .freq = m->w->rope_main,
+                                  .freq = m->work.freq[0],
                                   .head_dim = c->head_dim,
                                   .rope_dim = c->rope_dim,
                                   .index_dim = c->index_dim,
@@ -71,10 +69,8 @@ enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *
     if (n == 0)
         return FST_OK;
     struct rows r = picked_rows(m, kv, rows, row, n);
-    int64_t wide = (int64_t)m->n_stages * m->c->hidden_size;
-    for (int i = 0; i < n; i++)
-        memcpy(b->gathered + i * wide, b->captured + row[i] * wide, (size_t)wide * sizeof(float));
-    struct main_proj_args fuse = {.h = b->gathered,
+    struct main_proj_args fuse = {.h = b->captured,
+                                  .row = row,
                                   .main_proj = &m->w->dspark.main_proj,
                                   .main_norm = m->w->dspark.main_norm,
                                   .main = b->a,
@@ -84,7 +80,7 @@ enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *
     FST_TRY(v4_rope(m, &r, false));
     for (int s = 0; s < m->n_stages; s++)
         FST_TRY(inject_stage(m, &m->stage[s], kv, &r));
-    return FST_OK;
+    return stream_sync(m->stream); /* the next call writes the arrays of r anew */
 }
 
 /* Blocks [anchor, noise, noise, ...] at positions n .. n+gamma-1, one span per request. */
@@ -166,5 +162,6 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
                                      .rank = c->markov_rank};
     if (d->conf && w->confidence.fmt != WEIGHT_NONE)
         chain.conf_proj = &w->confidence;
-    return v4_run_draft_chain(m, &chain);
+    FST_TRY(v4_run_draft_chain(m, &chain));
+    return stream_sync(m->stream);
 }

@@ -101,5 +101,7 @@ enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows 
 
     if (logits)
         *logits = b->logits;
-    return v4_head(m, b->x, &m->w->hc_head, m->w->norm, logit_row, n_logits, b->head_y, b->logits);
+    FST_TRY(
+        v4_head(m, b->x, &m->w->hc_head, m->w->norm, logit_row, n_logits, b->head_y, b->logits));
+    return stream_sync(m->stream);
 }

@@ -1,6 +1,4 @@
 /* mtp.c - the classic multi-token-prediction block of preview and base checkpoints. */
-#include <string.h>
-
 #include "model/v4/v4.h"
 
 enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct rows *rows,
@@ -17,7 +15,7 @@ enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct r
     FST_TRY(v4_check_rows(m, kv, rows, next_id));
     r.id = next_id;
 
-    memcpy(b->draft_x, b->x, (size_t)(n * KERN_HC * dim) * sizeof(float));
+    FST_TRY(stream_copy(m->stream, b->draft_x, b->x, (size_t)(n * KERN_HC * dim) * sizeof(float)));
     struct mtp_in_args in = {.x = b->draft_x,
                              .table = &m->w->embed,
                              .e_proj = &w->e_proj,
@@ -34,5 +32,7 @@ enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct r
     FST_TRY(v4_seam(m, b->draft_x, (int)n, b->y, NULL, NULL, NULL));
     if (logits)
         *logits = b->logits;
-    return v4_head(m, b->draft_x, &w->hc_head, w->norm, logit_row, n_logits, b->head_y, b->logits);
+    FST_TRY(
+        v4_head(m, b->draft_x, &w->hc_head, w->norm, logit_row, n_logits, b->head_y, b->logits));
+    return stream_sync(m->stream);
 }

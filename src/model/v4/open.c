@@ -1,4 +1,6 @@
 /* open.c - layers, workspace and limits of a model: all the memory a step will ever use. */
+#include <string.h>
+
 #include "model/v4/v4.h"
 
 static int gamma_of(const struct weights *w, const struct model_opts *o)
@@ -84,7 +86,8 @@ static int32_t *ints(struct carve *c, int64_t n, int64_t m)
     return carve(c, n, m, sizeof(int32_t));
 }
 
-static void lay_out(struct model *m, struct carve *v)
+/* v: device memory, h: shared. */
+static void lay_out(struct model *m, struct carve *v, struct carve *h)
 {
     const struct model_config *c = m->c;
     const struct model_opts *o = &m->opts;
@@ -112,23 +115,24 @@ static void lay_out(struct model *m, struct carve *v)
     for (int i = 0; i < 2; i++)
         w->cs[i] = floats(v, n, c->rope_dim);
     w->captured = floats(v, o->max_rows, stages * dim);
-    w->gathered = floats(v, o->max_rows, stages * dim);
     w->head_y = floats(v, o->max_logits, dim);
-    w->logits = floats(v, o->max_logits, c->vocab_size);
+    w->logits = floats(h, o->max_logits, c->vocab_size);
     w->draft_y = floats(v, drafts, dim);
     w->draft_logits = floats(v, drafts, c->vocab_size);
-    w->slot = ints(v, n, 1);
-    w->pos = ints(v, n, 1);
-    w->id = ints(v, n, 1);
-    w->span = ints(v, n, 1);
-    w->span_first = ints(v, n + 1, 1);
-    w->pick = ints(v, n, 1);
+    for (int i = 0; i < 2; i++)
+        w->freq[i] = floats(h, c->rope_dim / 2, 1);
+    w->slot = ints(h, n, 1);
+    w->pos = ints(h, n, 1);
+    w->id = ints(h, n, 1);
+    w->span = ints(h, n, 1);
+    w->span_first = ints(h, n + 1, 1);
+    w->pick = ints(h, n, 1);
 }
 
 size_t model_work_bytes(const struct weights *w, const struct model_opts *o)
 {
     struct model *m = mem_calloc(1, sizeof *m);
-    struct carve count = {0};
+    struct carve count = {0}, shared = {0};
     if (!m)
         return SIZE_MAX;
     m->w = w;
@@ -136,33 +140,36 @@ size_t model_work_bytes(const struct weights *w, const struct model_opts *o)
     m->opts = *o;
     m->n_stages = o->drafting ? w->n_stages : 0;
     m->max_rows = rows_of(w, o);
-    lay_out(m, &count);
+    lay_out(m, &count, &shared);
     mem_free(m);
-    return count.used;
+    return count.used + shared.used;
 }
 
-static struct expert_mats *view(struct v4_layer *l, const struct layer_weights *w, int n_experts,
-                                int pool, struct expert_mats *mats)
+/* Layer i of trunk and stages together; its experts' views go to mats, which lie at `at` for kernels. */
+static void view(struct v4_layer *l, const struct layer_weights *w, int n_experts, int pool,
+                 struct expert_mats *mats, struct expert_mats *at)
 {
     l->w = w;
     l->pool = pool;
-    l->experts = mats;
+    l->experts = at + (int64_t)pool * n_experts;
     for (int e = 0; e < n_experts; e++) {
         const struct expert_weights *x = &w->ffn.experts[e];
-        mats[e] = (struct expert_mats){.w1 = x->w1, .w3 = x->w3, .w2 = x->w2};
+        mats[(int64_t)pool * n_experts + e] =
+            (struct expert_mats){.w1 = x->w1, .w3 = x->w3, .w2 = x->w2};
     }
     const struct expert_weights *x = &w->ffn.shared;
     l->shared = (struct expert_mats){.w1 = x->w1, .w3 = x->w3, .w2 = x->w2};
-    return mats + n_experts;
 }
 
-static void view_layers(struct model *m)
+static enum fst_status view_layers(struct model *m)
 {
-    struct expert_mats *mats = m->mats;
+    struct expert_mats *mats = mem_alloc(m->mats_bytes);
+    if (!mats)
+        return fst_error(FST_ENOMEM, "model: %zu bytes", m->mats_bytes);
     for (int i = 0; i < m->n_layers; i++)
-        mats = view(&m->layer[i], &m->w->layer[i], m->c->n_experts, i, mats);
+        view(&m->layer[i], &m->w->layer[i], m->c->n_experts, i, mats, m->mats);
     for (int i = 0; i < m->n_stages; i++)
-        mats = view(&m->stage[i], &m->w->stage[i], m->c->n_experts, m->n_layers + i, mats);
+        view(&m->stage[i], &m->w->stage[i], m->c->n_experts, m->n_layers + i, mats, m->mats);
     for (int i = 0; gamma_of(m->w, &m->opts) && i < m->n_stages; i++) {
         int target = m->c->target_layer[i];
         FST_ASSERT(target >= 0);
@@ -170,6 +177,9 @@ static void view_layers(struct model *m)
         FST_ASSERT(!m->layer[target].capture);
         m->layer[target].capture = m->work.captured + (int64_t)i * m->c->hidden_size;
     }
+    enum fst_status rc = device_copy(m->stream->device, m->mats, mats, m->mats_bytes);
+    mem_free(mats);
+    return rc;
 }
 
 static void check_opts(const struct weights *w, const struct model_opts *o)
@@ -224,20 +234,31 @@ enum fst_status model_open(struct model **out, const struct weights *w, const st
     for (int i = 0; i < V4_BLOCKS; i++)
         m->timing[i].name = name[i];
 
-    struct carve count = {0};
-    lay_out(m, &count);
+    const struct device *d = o->stream->device;
+    struct carve count = {0}, count_shared = {0};
+    lay_out(m, &count, &count_shared);
     m->block_bytes = count.used;
-    m->block = device_alloc(m->block_bytes);
-    size_t mats = (size_t)(m->n_layers + m->n_stages) * (size_t)w->config.n_experts;
-    m->mats = mem_calloc(mats, sizeof *m->mats);
-    if (!m->block || !m->mats) {
-        size_t bytes = m->block_bytes + mats * sizeof *m->mats;
+    m->shared_bytes = count_shared.used;
+    m->mats_bytes = (size_t)(m->n_layers + m->n_stages) * (size_t)w->config.n_experts *
+                    sizeof(struct expert_mats);
+    m->block = device_alloc(d, m->block_bytes);
+    m->shared = device_alloc_shared(d, m->shared_bytes);
+    m->mats = device_alloc(d, m->mats_bytes);
+    if (!m->block || !m->shared || !m->mats) {
+        size_t bytes = m->block_bytes + m->shared_bytes + m->mats_bytes;
         model_free(m);
         return fst_error(FST_ENOMEM, "model workspace: %zu bytes for %d rows", bytes, o->max_rows);
     }
-    struct carve take = {.base = m->block};
-    lay_out(m, &take);
-    view_layers(m);
+    struct carve take = {.base = m->block}, take_shared = {.base = m->shared};
+    lay_out(m, &take, &take_shared);
+    size_t half = (size_t)w->config.rope_dim / 2 * sizeof(float);
+    memcpy(m->work.freq[0], w->rope_main, half);
+    memcpy(m->work.freq[1], w->rope_compress, half);
+    enum fst_status rc = view_layers(m);
+    if (rc < 0) {
+        model_free(m);
+        return rc;
+    }
     *out = m;
     return FST_OK;
 }
@@ -246,7 +267,9 @@ void model_free(struct model *m)
 {
     if (!m)
         return;
-    device_free(m->block, m->block_bytes);
-    mem_free(m->mats);
+    const struct device *d = m->stream->device;
+    device_free(d, m->block, m->block_bytes);
+    device_free_shared(d, m->shared, m->shared_bytes);
+    device_free(d, m->mats, m->mats_bytes);
     mem_free(m);
 }

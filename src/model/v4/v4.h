@@ -25,7 +25,8 @@ enum {
         V4_BLOCKS
 };
 
-/* n: most rows of a step or of a draft batch, whichever is more. */
+/* logits, freq and the arrays of int32_t from slot on are shared memory (device.h), the rest is the
+ * device's.  n: most rows of a step or of a draft batch, whichever is more. */
 struct v4_work {
     float *x;                      /* (n, 4, D) streams of the last model_forward */
     float *draft_x;                /* (rows of a draft; MTP: n, 4, D) streams of the drafter */
@@ -39,9 +40,9 @@ struct v4_work {
     float *weight;                 /* (n, k) */
     float *cs[2];                  /* (n, R) cos and sin: ratio 0, compressed layers */
     float *captured;               /* (max_rows, S*D) */
-    float *gathered;               /* (max_rows, S*D) rows picked for injection */
     float *head_y, *logits;        /* (max_logits, D), (max_logits, V) */
     float *draft_y, *draft_logits; /* (max_requests*gamma, D), (.., V) */
+    float *freq[2];                /* (R/2) of cs[0], cs[1] */
     int32_t *slot, *pos, *id, *span, *span_first, *pick; /* (n), span_first n + 1: own rows */
 };
 
@@ -54,9 +55,9 @@ struct model {
     int n_layers, n_stages;
     struct v4_layer layer[CONFIG_LAYERS_MAX], stage[CONFIG_STAGES_MAX];
     struct v4_work work;
-    struct expert_mats *mats; /* owned: all layers' views */
-    void *block;              /* owned: the workspace */
-    size_t block_bytes;
+    struct expert_mats *mats; /* owned, device memory: all layers' views */
+    void *block, *shared;     /* owned: the two parts of the workspace */
+    size_t block_bytes, shared_bytes, mats_bytes;
     int max_rows; /* n of the workspace */
     struct model_timing timing[V4_BLOCKS];
 };
@@ -73,6 +74,8 @@ int64_t v4_now(void);
             return m->kernels->entry(a, m->stream);                                                \
         int64_t start = v4_now();                                                                  \
         enum fst_status rc = m->kernels->entry(a, m->stream);                                      \
+        if (rc == FST_OK)                                                                          \
+            rc = stream_sync(m->stream);                                                           \
         m->timing[V4_##entry].ns += v4_now() - start;                                              \
         m->timing[V4_##entry].calls++;                                                             \
         return rc;                                                                                 \

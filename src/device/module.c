@@ -1,0 +1,69 @@
+/* module.c - finds and loads the module of a device. */
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "device/device.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct device opened;
+static bool is_open;
+
+/* The folder of the running program, "." when the system does not say. */
+static void program_folder(char *out, size_t size)
+{
+    ssize_t n = readlink("/proc/self/exe", out, size - 1);
+    out[FST_MAX(n, 0)] = 0;
+    char *slash = strrchr(out, '/');
+    if (n <= 0 || !slash)
+        snprintf(out, size, ".");
+    else
+        *slash = 0;
+}
+
+static enum fst_status load(const struct device_module **out, const char *name)
+{
+    char folder[PATH_MAX - 64], path[PATH_MAX];
+    const char *given = getenv("FIRESTEEL_MODULES");
+    if (given && *given)
+        snprintf(folder, sizeof folder, "%s", given);
+    else
+        program_folder(folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/libfiresteel_%s.so", folder, name);
+    if (access(path, R_OK) != 0)
+        return fst_error(FST_EMACHINE, "--device %s: there is no module %s (make gpu builds it)",
+                         name, path);
+    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!so)
+        return fst_error(FST_EMACHINE, "--device %s: %s", name, dlerror());
+    const struct device_module *m = dlsym(so, "fst_device_module");
+    if (!m || m->version != DEVICE_MODULE_VERSION || strcmp(m->build, FST_VERSION) != 0 ||
+        m->device_bytes != sizeof(struct device)) {
+        dlclose(so);
+        return fst_error(FST_EMACHINE, "--device %s: %s is of another build than this program",
+                         name, path);
+    }
+    *out = m;
+    return FST_OK;
+}
+
+enum fst_status device_open(const struct device **out, const char *name)
+{
+    static const struct device_host host = {fst_verror, base_assert_failed};
+    const struct device_module *m = NULL;
+    enum fst_status rc = FST_OK;
+    *out = NULL;
+    if (strcmp(name, "cpu") == 0)
+        return FST_OK;
+    pthread_mutex_lock(&lock);
+    if (is_open && strcmp(opened.name, name) != 0)
+        rc = fst_error(FST_EUNSUPPORTED, "--device %s: %s is open already", name, opened.name);
+    if (!is_open && (rc = load(&m, name)) == FST_OK && (rc = m->open(&opened, &host)) == FST_OK)
+        is_open = true;
+    if (rc == FST_OK)
+        *out = &opened;
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
