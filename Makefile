@@ -14,7 +14,7 @@ BUILD = scripts/configure $(1) && cmake --build --preset $(1) -j $(JOBS) -- --qu
 SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=strict_string_checks=1:allocator_may_return_null=1:$\
   handle_segv=2:handle_sigbus=2:handle_sigfpe=2:handle_sigill=2
 
-.PHONY: all serve test test-asan test-tsan test-long test-peers lint format kern bench fuzz clean help
+.PHONY: all serve test test-asan test-tsan test-long test-peers gpu gpu-bundle test-gpu lint format kern bench fuzz clean help
 
 all:
 	@scripts/setup run
@@ -48,6 +48,19 @@ test-peers: # against other people's clients and tokenizers, from PyPI
 	@$(call BUILD,release)
 	@tests/run build --only peers
 
+gpu: all # the module for NVIDIA cards, build/libfiresteel_cuda.so; needs nvcc
+	@cmake -S . -B build -DFST_CUDA=ON >build/configure-gpu.log || { cat build/configure-gpu.log; exit 1; }
+	@cmake --build build --target firesteel_cuda -j $(JOBS) -- --quiet
+
+gpu-bundle: gpu # program, module and tests in build/gpu-bundle, for a machine that has nothing but a card
+	@scripts/setup test
+	@$(call BUILD,release) checkkern gpu_same prop_engine_text_parity
+	@scripts/gpu-bundle build build/gpu-bundle
+
+test-gpu: # the tests that need a card, from build/gpu-bundle (make gpu-bundle makes it)
+	@[ -d build/gpu-bundle ] || $(MAKE) gpu-bundle
+	@tests/gpu/run build/gpu-bundle $(ARGS)
+
 lint: # house rules
 	@scripts/setup lint
 	@$(call BUILD,release)
@@ -55,7 +68,7 @@ lint: # house rules
 
 format: # clang-format over everything
 	@scripts/setup lint
-	@git ls-files -z 'src/*.[ch]' 'include/*.h' 'tests/*.[ch]' | xargs -0 clang-format -i
+	@git ls-files -z 'src/*.[ch]' 'src/*.cu' 'src/*.cuh' 'include/*.h' 'tests/*.[ch]' 'tests/*.cc' | xargs -0 clang-format -i
 
 kern: # every kernel against its reference; ARGS="--bench" for times
 	@scripts/setup test

@@ -69,7 +69,9 @@ THIRD_PARTY = {
     "mpi.h": ["src/comm/mpi.c"],
     "nccl.h": ["src/comm/nccl.c"],
     "ucp/api/ucp.h": ["src/comm/ucx.c"],
-    "cuda_runtime_api.h": ["src/device/cuda.c"],
+    "cuda_runtime_api.h": ["src/device/cuda/cuda.c"],
+    "cuda_runtime.h": ["src/kernels/gpu/gpu.h"],
+    "hip/hip_runtime.h": ["src/kernels/gpu/gpu.h"],
 }
 BANNED = ("strcpy strcat strncpy strncat sprintf vsprintf strtok gets atoi atol atof localtime gmtime "
           "ctime asctime alloca rand srand setjmp longjmp").split()
@@ -103,7 +105,7 @@ def line_of(text, at):
 
 def layers():
     bad = []
-    for path in files("src/*.c", "src/*.h", "src/*.inl"):
+    for path in files("src/*.c", "src/*.h", "src/*.inl", "src/*.cu", "src/*.cuh"):
         folder = path.split("/")[1]
         if "/gen/" in path:
             continue
@@ -142,7 +144,7 @@ def layers():
 def banned():
     bad = []
     call = re.compile(r"(?<![\w.>])(%s)\s*\(" % "|".join(BANNED))
-    for path in files("src/*.c", "src/*.h", "include/*.h", "tests/*.c", "tests/*.h"):
+    for path in files("src/*.c", "src/*.h", "src/*.cu", "src/*.cuh", "include/*.h", "tests/*.c", "tests/*.h"):
         text = without_comments(read(path))
         for m in call.finditer(text):
             bad.append("%s:%d: %s() is banned (base/banned.h)" % (path, line_of(text, m.start()), m.group(1)))
@@ -155,9 +157,12 @@ def headers():
     warn = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-Isrc", "-Iinclude"]
     jobs = [(h, ["gcc", "-std=c17", "-D_GNU_SOURCE", "-x", "c"])
             for h in files("src/*.h", "include/*.h")
-            if "/gen/" not in h]
+            if "/gen/" not in h and not h.startswith("src/kernels/gpu/")]
     if shutil.which("g++"):
         jobs += [(h, ["g++", "-std=c++17", "-x", "c++"]) for h in files("include/*.h")]
+        # the language of GPU kernels, as its emulation sees it
+        jobs += [(h, ["g++", "-std=c++17", "-D_GNU_SOURCE", "-DGPU_WAVE=32", "-x", "c++"])
+                 for h in files("src/kernels/gpu/*.h", "src/kernels/gpu/*.cuh")]
     if os.uname().machine == "x86_64":  # vector types in a signature need their instruction set
         jobs = [(h, c + ["-march=sapphirerapids"] if h.startswith("src/kernels/cpu/") else c) for h, c in jobs]
     for header, compiler in jobs:
@@ -171,7 +176,7 @@ def headers():
 def size():
     bad = []
     for path in files("src/*", "include/*", "tests/*.c", "tests/*.h", "tests/*.py", "ui/*.js", "tools/*"):
-        if path.endswith((".c", ".h", ".inl", ".cu", ".py", ".js", ".css", ".cmake")):
+        if path.endswith((".c", ".h", ".inl", ".cu", ".cuh", ".py", ".js", ".css", ".cmake")):
             n = read(path).count("\n")
             if n > MAX_LINES:
                 bad.append("%s: %d lines, at most %d: do two things live in it?" % (path, n, MAX_LINES))
@@ -259,7 +264,8 @@ def formatting():
     if not re.search(r"version 14\.", subprocess.run(["clang-format", "--version"], text=True, check=True,
                                                      stdout=subprocess.PIPE).stdout):
         return "clang-format is not version 14, whose layout is ours"
-    names = files("src/*.c", "src/*.h", "include/*.h", "tests/*.c", "tests/*.h")
+    names = files("src/*.c", "src/*.h", "src/*.cu", "src/*.cuh", "include/*.h", "tests/*.c", "tests/*.h",
+                  "tests/*.cc")
     done = subprocess.run(["clang-format", "--dry-run", "--ferror-limit=1"] + names, text=True,
                           stderr=subprocess.PIPE, check=False)
     bad = sorted(set(re.findall(r"^(\S+?):\d+:\d+: warning", done.stderr, re.M)))
@@ -285,7 +291,7 @@ def clang():
     bad, jobs = [], []
     for c in commands:
         path = os.path.relpath(c["file"], os.getcwd())
-        if path.startswith("src/") and os.path.isfile(path):
+        if path.startswith("src/") and path.endswith(".c") and os.path.isfile(path):
             args = [a for a in shlex.split(c["command"])[1:] if re.match(r"-[DIWmfisO]|-std", a)]
             args = [a for a in args if not a.startswith(("-fsanitize", "-isystem"))]
             system = re.findall(r"-isystem (\S+)", c["command"])

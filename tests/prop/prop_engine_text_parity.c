@@ -34,6 +34,7 @@ static fst_engine *open_engine(struct fst_engine_opts o)
     fst_engine *e;
     o.model_dir = model_dir;
     o.kernels = getenv("FIRESTEEL_KERNELS");
+    o.device = getenv("FST_TEST_DEVICE"); /* cuda: the promise on a card */
     if (!o.context_length)
         o.context_length = CONTEXT;
     if (!o.max_running_requests)

@@ -1,0 +1,400 @@
+/* gpu.h - the language of kernels/gpu: one source for CUDA, HIP and a test emulation on the CPU.
+ *
+ * A kernel is a `GPU_KERNEL void f(struct some_args a)`, launched by gpu_launch(f, grid, threads,
+ * shared bytes, stream, args); its launcher is GPU_ENTRY(entry), with the contract of kernels.h.
+ * Everything here is portable: no matrix instructions, no asynchronous copies, waves of 32 or 64
+ * lanes (GPU_WAVE).  The files end in .cu; the emulation (emulate.h) compiles them as C++ and runs
+ * the threads of a block as fibers, so that logic, barriers and wave widths are tested where there
+ * is no card.
+ *
+ * Rules
+ *  - C++ without library: structs, functions, templates on numbers.
+ *  - All threads of a block reach every gpu_sync, all lanes of a wave every wave_ function (the
+ *    emulation stops when they do not).  Threads whose work has run out stay to the end.
+ *  - Sums have one order that depends on shapes alone: lane by lane, then wave_sum, then waves in
+ *    order.  No float atomics.  Nothing is contracted (-fmad=false): a fused multiply-add is fmaf.
+ *  - Weights and activations are 16-byte aligned (the device's loader and model_open see to it);
+ *    KV rows too, by their format.
+ *  - Arrays of `struct rows` and other small ones may lie in host memory that the device reads over
+ *    the bus (device.h, shared memory): read each element once.
+ *  - 64-bit offsets into anything that grows with rows, slots or vocabulary. */
+#ifndef FST_KERNELS_GPU_H
+#define FST_KERNELS_GPU_H
+
+#include <math.h>
+#include <string.h>
+
+extern "C" {
+#include "kernels/kernels.h"
+#include "kernels/rows.h"
+}
+
+/* ---------------------------------------------------------------- the three compilers */
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#define GPU_WAVE   32
+#define GPU_KERNEL static __global__
+#define GPU_FN     static __device__ __forceinline__
+#define GPU_BOTH   static __host__ __device__ __forceinline__
+#define GPU_SHARED __shared__
+/* the block's dynamic shared memory, as an array of T */
+#define GPU_DYNAMIC(T, name)                                                                       \
+    extern __shared__ __align__(16) unsigned char gpu_dynamic_bytes[];                             \
+    T *name = (T *)gpu_dynamic_bytes
+#define GPU_NAME(entry) entry##_gpu
+typedef cudaStream_t gpu_queue;
+#define gpu_sync() __syncthreads()
+GPU_FN uint32_t gpu_shfl_xor(uint32_t v, int mask)
+{
+    return __shfl_xor_sync(0xffffffffu, v, mask);
+}
+GPU_FN uint32_t gpu_shfl(uint32_t v, int lane)
+{
+    return __shfl_sync(0xffffffffu, v, lane);
+}
+GPU_FN uint64_t gpu_ballot(bool v)
+{
+    return __ballot_sync(0xffffffffu, v);
+}
+#elif defined(__HIPCC__)
+#include <hip/hip_runtime.h>
+#define GPU_WAVE   64
+#define GPU_KERNEL static __global__
+#define GPU_FN     static __device__ __forceinline__
+#define GPU_BOTH   static __host__ __device__ __forceinline__
+#define GPU_SHARED __shared__
+#define GPU_DYNAMIC(T, name)                                                                       \
+    extern __shared__ unsigned char gpu_dynamic_bytes[];                                           \
+    T *name = (T *)gpu_dynamic_bytes
+#define GPU_NAME(entry) entry##_gpu
+typedef hipStream_t gpu_queue;
+#define gpu_sync()      __syncthreads()
+GPU_FN uint32_t gpu_shfl_xor(uint32_t v, int mask)
+{
+    return (uint32_t)__shfl_xor((int)v, mask, 64);
+}
+GPU_FN uint32_t gpu_shfl(uint32_t v, int lane)
+{
+    return (uint32_t)__shfl((int)v, lane, 64);
+}
+GPU_FN uint64_t gpu_ballot(bool v)
+{
+    return __ballot(v);
+}
+#else
+#include "kernels/gpu/emulate.h"
+#endif
+
+#define GPU_ENTRY(entry)                                                                           \
+    extern "C" enum fst_status GPU_NAME(entry)(const struct entry##_args *a, struct stream *s)
+
+/* Launch, not wait.  What goes wrong is reported by gpu_done at the end of the launcher. */
+template <typename A>
+static inline void gpu_launch(void (*kernel)(A), int64_t grid, int threads, size_t shared,
+                              struct stream *s, const A &a)
+{
+    if (grid <= 0)
+        return;
+    FST_ASSERT(grid <= INT32_MAX);
+#if defined(__CUDACC__)
+    if (shared > 48 << 10)
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)shared);
+    kernel<<<dim3((unsigned)grid), dim3((unsigned)threads), shared, (gpu_queue)s->queue>>>(a);
+#elif defined(__HIPCC__)
+    kernel<<<dim3((unsigned)grid), dim3((unsigned)threads), shared, (gpu_queue)s->queue>>>(a);
+#else
+    (void)s;
+    emulate_launch(kernel, grid, threads, shared, a);
+#endif
+}
+
+static inline enum fst_status gpu_done(const char *entry)
+{
+#if defined(__CUDACC__)
+    cudaError_t e = cudaPeekAtLastError();
+    if (e != cudaSuccess)
+        return fst_error(FST_EINTERNAL, "%s: launch failed: %s", entry, cudaGetErrorString(e));
+#elif defined(__HIPCC__)
+    hipError_t e = hipPeekAtLastError();
+    if (e != hipSuccess)
+        return fst_error(FST_EINTERNAL, "%s: launch failed: %s", entry, hipGetErrorString(e));
+#else
+    (void)entry;
+#endif
+    return FST_OK;
+}
+
+/* Pieces of the stream's scratch, 256-byte aligned, taken by the launcher. */
+struct gpu_cut {
+    uint8_t *p;
+    size_t left;
+};
+static inline struct gpu_cut gpu_scratch(struct stream *s)
+{
+    struct gpu_cut c = {s->scratch, s->scratch_bytes};
+    return c;
+}
+static inline size_t gpu_piece(int64_t n, size_t size)
+{
+    return (size_t)round_up(n * (int64_t)size, 256);
+}
+template <typename T> static inline T *gpu_take(struct gpu_cut *c, int64_t n)
+{
+    size_t bytes = gpu_piece(n, sizeof(T));
+    FST_ASSERT(bytes <= c->left);
+    T *p = (T *)(void *)c->p;
+    c->p += bytes;
+    c->left -= bytes;
+    return p;
+}
+
+static inline bool gpu_there(const struct mat *m)
+{
+    return m && m->fmt != WEIGHT_NONE;
+}
+
+/* ---------------------------------------------------------------- lanes, waves, blocks */
+
+GPU_FN int gpu_lane(void)
+{
+    return (int)(threadIdx.x % GPU_WAVE);
+}
+GPU_FN int gpu_wave(void)
+{
+    return (int)(threadIdx.x / GPU_WAVE);
+}
+GPU_FN int gpu_waves(void)
+{
+    return (int)(blockDim.x / GPU_WAVE);
+}
+
+GPU_FN uint32_t gpu_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+GPU_FN float gpu_float(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+GPU_FN float wave_xor(float v, int mask)
+{
+    return gpu_float(gpu_shfl_xor(gpu_bits(v), mask));
+}
+GPU_FN float wave_get(float v, int lane)
+{
+    return gpu_float(gpu_shfl(gpu_bits(v), lane));
+}
+/* The same value in every lane; neighbours first, so the order is one tree. */
+GPU_FN float wave_sum(float v)
+{
+    for (int m = 1; m < GPU_WAVE; m *= 2)
+        v += wave_xor(v, m);
+    return v;
+}
+GPU_FN float wave_max(float v)
+{
+    for (int m = 1; m < GPU_WAVE; m *= 2)
+        v = fmaxf(v, wave_xor(v, m));
+    return v;
+}
+/* Sum over the block in every thread: waves in order.  `part`: one float per wave, shared; all
+ * threads call, and the next use of `part` needs no barrier of the caller's. */
+GPU_FN float block_sum(float v, float *part)
+{
+    v = wave_sum(v);
+    gpu_sync();
+    if (gpu_lane() == 0)
+        part[gpu_wave()] = v;
+    gpu_sync();
+    float sum = 0;
+    for (int w = 0; w < gpu_waves(); w++)
+        sum += part[w];
+    return sum;
+}
+GPU_FN float block_max(float v, float *part)
+{
+    v = wave_max(v);
+    gpu_sync();
+    if (gpu_lane() == 0)
+        part[gpu_wave()] = v;
+    gpu_sync();
+    float top = part[0];
+    for (int w = 1; w < gpu_waves(); w++)
+        top = fmaxf(top, part[w]);
+    return top;
+}
+
+/* ---------------------------------------------------------------- numbers, as in ref/numeric.c */
+
+/* Nearest bf16, ties to even, as a float; and its 16 bits. */
+GPU_FN float gpu_bf16(float x)
+{
+    uint32_t u = gpu_bits(x);
+    return gpu_float((u + ((u >> 16) & 1) + 0x7fff) & 0xffff0000u);
+}
+GPU_FN uint16_t gpu_bf16_bits(float x)
+{
+    return (uint16_t)(gpu_bits(gpu_bf16(x)) >> 16);
+}
+GPU_FN float gpu_from_bf16(uint32_t bits)
+{
+    return gpu_float(bits << 16);
+}
+GPU_FN float gpu_e8m0(uint32_t b)
+{
+    return gpu_float(b ? b << 23 : 0x00400000u);
+}
+/* E4M3, exact, subnormals too. */
+GPU_FN float gpu_e4m3(uint32_t c)
+{
+    return gpu_float(((c & 0x80) << 24) | ((c & 0x7f) << 20)) * 0x1p120f;
+}
+GPU_FN float gpu_e2m1(uint32_t nibble)
+{
+    uint32_t m = nibble & 7, sign = (nibble & 8) << 28;
+    /* codes 2..7 are fp32 exponent and top mantissa bit; 0 and 1 are 0 and 0.5 */
+    uint32_t u = m >= 2 ? (126u << 23) + (m << 22) : m ? 126u << 23 : 0;
+    return gpu_float(u | sign);
+}
+GPU_FN uint32_t gpu_e4m3_encode(float x)
+{
+    uint32_t sign = gpu_bits(x) >> 31 << 7;
+    float a = fminf(fabsf(x), 448.0f);
+    if (a < 0x1p-6f)
+        return sign | (uint32_t)rintf(a * 0x1p9f);
+    uint32_t u = gpu_bits(a);
+    u += 0x7ffffu + ((u >> 20) & 1);
+    return sign | ((u >> 20) - (120u << 3));
+}
+GPU_FN uint32_t gpu_e2m1_encode(float x)
+{
+    uint32_t sign = gpu_bits(x) >> 31 << 3;
+    float a = fabsf(x);
+    uint32_t c = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
+                 (a >= 3.5f) + (a > 5.0f);
+    return sign | c;
+}
+/* E8M0 code of 2^ceil(log2 t). */
+GPU_FN uint32_t gpu_scale_code(float t)
+{
+    uint32_t u = gpu_bits(t);
+    return ((u >> 23) & 255) + ((u & 0x7fffff) != 0);
+}
+/* Code of the scale of a block of E4M3 values with this largest magnitude; of E2M1 values. */
+GPU_FN uint32_t gpu_fp8_code(float amax)
+{
+    return gpu_scale_code(fmaxf(amax, 1e-4f) * (1.0f / 448.0f));
+}
+GPU_FN uint32_t gpu_fp4_code(float amax)
+{
+    return gpu_scale_code(fmaxf(amax, 6 * 0x1p-126f) * (1.0f / 6.0f));
+}
+/* x on the grid of that code. */
+GPU_FN float gpu_fp8_round(float x, uint32_t code)
+{
+    return gpu_e4m3(gpu_e4m3_encode(x * gpu_e8m0(254 - code))) * gpu_e8m0(code);
+}
+GPU_FN float gpu_fp4_round(float x, uint32_t code)
+{
+    float up = gpu_e8m0(code);
+    return gpu_e2m1(gpu_e2m1_encode(x / up)) * up;
+}
+GPU_FN float gpu_sigmoid(float z)
+{
+    return 1.0f / (1.0f + expf(-z));
+}
+/* x/y to 2 ulp in a few cycles; y from 2^-126 to 2^126. */
+GPU_FN float gpu_quotient(float x, float y)
+{
+#if defined(__CUDACC__) || defined(__HIPCC__)
+    return __fdividef(x, y);
+#else
+    return x / y;
+#endif
+}
+
+/* ---------------------------------------------------------------- 16 bytes at once */
+
+struct alignas(16) gpu_words {
+    uint32_t w[4];
+};
+struct alignas(16) gpu_quad {
+    float v[4];
+};
+template <typename T> GPU_FN T gpu_load_as(const void *p)
+{
+#if defined(__CUDACC__) || defined(__HIPCC__)
+    return *(const T *)p;
+#else
+    T v;
+    FST_ASSERT((uintptr_t)p % alignof(T) == 0); /* as a card would */
+    memcpy(&v, p, sizeof v);
+    return v;
+#endif
+}
+GPU_FN struct gpu_words gpu_load16(const void *p)
+{
+    return gpu_load_as<struct gpu_words>(p);
+}
+GPU_FN struct gpu_quad gpu_load4(const float *p)
+{
+    return gpu_load_as<struct gpu_quad>(p);
+}
+GPU_FN void gpu_store4(float *p, struct gpu_quad q)
+{
+    *(struct gpu_quad *)(void *)p = q;
+}
+/* Values at .. at+7 of BF16 or F32 data; at is a multiple of 8. */
+GPU_FN void gpu_load8(float v[8], enum weight_format fmt, const void *data, int64_t at)
+{
+    if (fmt == WEIGHT_F32) {
+        struct gpu_quad a = gpu_load4((const float *)data + at);
+        struct gpu_quad b = gpu_load4((const float *)data + at + 4);
+        for (int i = 0; i < 4; i++) {
+            v[i] = a.v[i];
+            v[4 + i] = b.v[i];
+        }
+        return;
+    }
+    struct gpu_words q = gpu_load16((const uint16_t *)data + at);
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = gpu_float(q.w[i] << 16);
+        v[2 * i + 1] = gpu_float(q.w[i] & 0xffff0000u);
+    }
+}
+
+/* ---------------------------------------------------------------- blocks (files of this folder) */
+
+#define GPU_DECLARE(entry, args)                                                                   \
+    extern "C" enum fst_status GPU_NAME(entry)(const args *a, struct stream *s);
+KERNELS_MAP(GPU_DECLARE)
+#undef GPU_DECLARE
+
+/* The table (device.h), and the scratch that any entry needs within the limits: each file answers for
+ * its own. */
+extern "C" bool GPU_NAME(kernels_fill)(void *table, size_t bytes);
+extern "C" size_t GPU_NAME(kernels_scratch)(const struct kernel_limits *l);
+#define gpu_linear_scratch    GPU_NAME(linear_scratch)    /* linear.cu and its users */
+#define gpu_kv_scratch        GPU_NAME(kv_scratch)        /* kv.cu */
+#define gpu_index_scratch     GPU_NAME(index_scratch)     /* index.cu */
+#define gpu_attention_scratch GPU_NAME(attention_scratch) /* attention.cu */
+#define gpu_seam_scratch      GPU_NAME(seam_scratch)      /* seam.cu */
+#define gpu_route_scratch     GPU_NAME(route_scratch)     /* route.cu */
+#define gpu_draw_scratch      GPU_NAME(draw_scratch)      /* draw.cu */
+extern "C" {
+size_t gpu_linear_scratch(const struct kernel_limits *l);
+size_t gpu_kv_scratch(const struct kernel_limits *l);
+size_t gpu_index_scratch(const struct kernel_limits *l);
+size_t gpu_attention_scratch(const struct kernel_limits *l);
+size_t gpu_seam_scratch(const struct kernel_limits *l);
+size_t gpu_route_scratch(const struct kernel_limits *l);
+size_t gpu_draw_scratch(const struct kernel_limits *l);
+}
+
+#endif

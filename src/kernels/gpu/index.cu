@@ -1,0 +1,402 @@
+/* index.cu - scores of the compressed entries and the choice of the best.
+ *
+ * score_kernel   a block keeps one row's queries and walks over a run of pieces of 32 keys: a thread
+ *                holds the products of 4 heads with 4 keys.  Queries and keys lie in shared memory
+ *                as pairs of bf16, which hold FP4 and E4M3 values exactly.
+ * choose_kernel  one block per row: the k-th best score by radix search, 11, 11 and 10 bits of it at
+ *                a time, then one pass in order of entries.
+ *
+ * Order of a score: dims of a product in order, heads of a group of 4 in order, groups in order; an
+ * entry's place in a piece plays no part. */
+#include "kernels/gpu/rows.cuh"
+
+enum {
+    DIM = ROWS_INDEX_DIM,
+    PAIRS = DIM / 2,
+    HEADS = 64, /* of a row, at most; absent ones weigh nothing */
+    PIECE = 32,
+    THREADS = HEADS / 4 * (PIECE / 4),
+    Q_LINE = HEADS + 4, /* words between pairs, so that lanes meet no bank twice */
+    K_LINE = PIECE + 4,
+    FILL = 1056 /* blocks that fill a large card */
+};
+/* Bytes of scores held at once: bounds the rows of a launch. */
+#define INDEX_SCORES ((int64_t)64 << 20)
+
+struct index_job {
+    struct rows rows;
+    struct kv_layer l;
+    const float *qi, *iw;
+    int32_t *sel, *n_sel;
+    float *scores, *margin; /* NULL, or as in index_topk_args */
+    int64_t max_entries;
+    float *score; /* (rows of the launch, ld) */
+    int64_t ld;
+    int first; /* row of the step */
+    int runs;  /* blocks per row */
+    int heads, topk;
+};
+
+/* ---------------------------------------------------------------- scores */
+
+struct score_tile {
+    struct gpu_words q[PAIRS * Q_LINE / 4], k[PAIRS * K_LINE / 4];
+    float weight[HEADS], part[HEADS / 4][PIECE], scale[PIECE];
+    int32_t page[THREADS];
+};
+
+GPU_FN void load_queries(const struct index_job *j, int64_t t, struct score_tile *s)
+{
+    uint32_t *q = s->q->w;
+    int h = (int)threadIdx.x % HEADS;
+    for (int g = (int)threadIdx.x / HEADS; g < DIM / 4; g += THREADS / HEADS) {
+        struct gpu_quad x = {};
+        if (h < j->heads)
+            x = gpu_load4(j->qi + (t * j->heads + h) * DIM + 4 * g);
+        for (int i = 0; i < 2; i++)
+            q[(2 * g + i) * Q_LINE + h] = rows_pair(gpu_bf16(x.v[2 * i]), gpu_bf16(x.v[2 * i + 1]));
+    }
+    if ((int)threadIdx.x < HEADS)
+        s->weight[h] = h < j->heads ? j->iw[t * j->heads + h] : 0;
+}
+
+/* Keys e0 .. e0+31, all of one page; those after the last entry are it again. */
+GPU_FN void load_keys(const struct index_job *j, int32_t page, int e0, int nv, struct score_tile *s)
+{
+    const uint8_t *p = rows_index_page(&j->l, page);
+    uint32_t *k = s->k->w, pair[16];
+    int i = (int)threadIdx.x % PIECE, b = (int)threadIdx.x / PIECE;
+    int at = FST_MIN(e0 + i, nv - 1) % ROWS_INDEX_PAGE;
+    rows_index_load(j->l.index_format, p, at, b, pair);
+    for (int w = 0; w < 16; w++)
+        k[(16 * b + w) * K_LINE + i] = pair[w];
+    if (b == 0)
+        s->scale[i] = rows_index_scale(j->l.index_format, p, at);
+}
+
+/* This thread's share of 4 keys' scores: its 4 heads, weighted, in order. */
+GPU_FN void four_heads(struct score_tile *s)
+{
+    int hq = (int)threadIdx.x / (PIECE / 4), kq = (int)threadIdx.x % (PIECE / 4);
+    const struct gpu_words *q = s->q + hq, *k = s->k + kq;
+    float dot[4][4] = {}, sum[4] = {};
+    for (int p = 0; p < PAIRS; p++) {
+        struct gpu_words a = q[p * (Q_LINE / 4)], b = k[p * (K_LINE / 4)];
+        for (int h = 0; h < 4; h++)
+            for (int e = 0; e < 4; e++) {
+                dot[h][e] = fmaf(rows_low(a.w[h]), rows_low(b.w[e]), dot[h][e]);
+                dot[h][e] = fmaf(rows_high(a.w[h]), rows_high(b.w[e]), dot[h][e]);
+            }
+    }
+    for (int h = 0; h < 4; h++)
+        for (int e = 0; e < 4; e++)
+            sum[e] = fmaf(s->weight[4 * hq + h], fmaxf(dot[h][e], 0), sum[e]);
+    for (int e = 0; e < 4; e++)
+        s->part[hq][4 * kq + e] = sum[e];
+}
+
+GPU_FN void store_scores(const struct index_job *j, int row, int e0, int nv,
+                         const struct score_tile *s)
+{
+    int i = (int)threadIdx.x;
+    float sum = 0;
+    if (i >= PIECE || e0 + i >= nv)
+        return;
+    for (int g = 0; g < HEADS / 4; g++)
+        sum += s->part[g][i];
+    sum *= s->scale[i];
+    j->score[row * j->ld + e0 + i] = sum;
+    if (j->scores)
+        j->scores[(j->first + row) * j->max_entries + e0 + i] = sum;
+}
+
+/* Every block of a row takes a run of its pieces, as many as the others. */
+GPU_KERNEL void score_kernel(struct index_job j)
+{
+    GPU_SHARED struct score_tile s;
+    int row = (int)blockIdx.x / j.runs, run = (int)blockIdx.x % j.runs, t = j.first + row;
+    const struct row_at at = rows_at(&j.rows, t);
+    const int32_t *pages = rows_pages(&j.rows, at.slot);
+    int nv = (int)(((int64_t)at.pos + 1) / 4), pieces = rows_div_up(nv, PIECE);
+    int share = 2 * rows_div_up(pieces, 2 * j.runs); /* whole pages */
+    int p0 = run * share, p1 = FST_MIN(p0 + share, pieces);
+    ROWS_CHECK(nv <= j.max_entries);
+    if (p0 >= p1 || (nv <= j.topk && !j.scores))
+        return;
+    load_queries(&j, t, &s);
+    for (int p = p0; p < p1; p++) {
+        int ahead = (p - p0) / 2 % THREADS; /* place among the pages last read */
+        gpu_sync();
+        if ((p - p0) % (2 * THREADS) == 0) {
+            if (p / 2 + (int)threadIdx.x < rows_div_up(p1, 2))
+                s.page[threadIdx.x] = pages[p / 2 + (int)threadIdx.x];
+            gpu_sync();
+        }
+        load_keys(&j, s.page[ahead], p * PIECE, nv, &s);
+        gpu_sync();
+        four_heads(&s);
+        gpu_sync();
+        store_scores(&j, row, p * PIECE, nv, &s);
+    }
+}
+
+/* ---------------------------------------------------------------- choice */
+
+enum {
+    CHOOSERS = 1024,
+    DIGIT = 11,
+    BINS = 1 << DIGIT,
+    AHEAD = 4,  /* loads under way per thread */
+    COPIES = 4, /* of the histogram: scores crowd into few bins, and lanes would wait for another */
+    COPY = BINS + 1
+};
+
+struct chooser {
+    uint32_t hist[COPIES * COPY], part[CHOOSERS / 32];
+    int bin;
+    uint32_t above, count; /* scores above the bin, in it */
+};
+
+/* Scores as numbers in their order: zeros equal, what is no number lowest. */
+GPU_FN uint32_t ordered(float x)
+{
+    uint32_t u = gpu_bits(x);
+    if (x != x)
+        return 0;
+    if (x == 0)
+        return 0x80000000u;
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+GPU_FN float unordered(uint32_t u)
+{
+    return gpu_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
+}
+
+/* Sum of v over the threads before this one; all: over the block. */
+GPU_FN uint32_t sum_before(uint32_t v, uint32_t *part, uint32_t *all)
+{
+    uint32_t sum = v, before = 0;
+    int lane = gpu_lane();
+    for (int m = 1; m < GPU_WAVE; m *= 2) {
+        uint32_t left = gpu_shfl(sum, (lane - m) & (GPU_WAVE - 1));
+        sum += lane >= m ? left : 0;
+    }
+    gpu_sync();
+    if (lane == GPU_WAVE - 1)
+        part[gpu_wave()] = sum;
+    gpu_sync();
+    *all = 0;
+    for (int w = 0; w < gpu_waves(); w++) {
+        before += w < gpu_wave() ? part[w] : 0;
+        *all += part[w];
+    }
+    return before + sum - v;
+}
+
+/* Scores e .. e+3; past the end any others. */
+GPU_FN struct gpu_quad four_scores(const float *score, int e, int nv)
+{
+    return gpu_load4(score + (e < nv ? e : 0));
+}
+
+/* Count the digit at `shift` of the scores that agree with `value` in the bits of `mask`. */
+GPU_FN void count_digits(const float *score, int nv, uint32_t value, uint32_t mask, int shift,
+                         struct chooser *c)
+{
+    uint32_t *hist = c->hist + threadIdx.x % COPIES * COPY;
+    for (int b = (int)threadIdx.x; b < COPIES * COPY; b += CHOOSERS)
+        c->hist[b] = 0;
+    gpu_sync();
+    for (int first = 4 * (int)threadIdx.x; first < nv; first += 4 * CHOOSERS * AHEAD) {
+        struct gpu_quad x[AHEAD];
+        for (int k = 0; k < AHEAD; k++)
+            x[k] = four_scores(score, first + 4 * CHOOSERS * k, nv);
+        for (int k = 0; k < 4 * AHEAD; k++) {
+            int e = first + 4 * CHOOSERS * (k / 4) + k % 4;
+            uint32_t u = ordered(x[k / 4].v[k % 4]);
+            if (e < nv && ((u ^ value) & mask) == 0)
+                atomicAdd(hist + (u >> shift & (BINS - 1)), 1u);
+        }
+    }
+    gpu_sync();
+}
+
+GPU_FN uint32_t in_bin(const struct chooser *c, int b)
+{
+    uint32_t n = 0;
+    for (int i = 0; i < COPIES; i++)
+        n += c->hist[i * COPY + b];
+    return n;
+}
+
+/* The bin that holds the need-th best of those counted. */
+GPU_FN void find_bin(uint32_t need, struct chooser *c)
+{
+    uint32_t all, n[BINS / CHOOSERS], mine = 0;
+    int top = BINS - 1 - (int)threadIdx.x * (BINS / CHOOSERS);
+    for (int i = 0; i < BINS / CHOOSERS; i++)
+        mine += n[i] = in_bin(c, top - i);
+    uint32_t above = sum_before(mine, c->part, &all);
+    for (int i = 0; i < BINS / CHOOSERS; i++) {
+        if (above < need && need <= above + n[i]) {
+            c->bin = top - i;
+            c->above = above;
+            c->count = n[i];
+        }
+        above += n[i];
+    }
+    gpu_sync();
+}
+
+/* The scores above `value` and the first `ties` equal to it, in order of entries. */
+GPU_FN void write_choice(const float *score, int nv, uint32_t value, uint32_t ties, int32_t *sel,
+                         struct chooser *c)
+{
+    uint32_t above = 0, equal = 0, all;
+    struct gpu_quad next = four_scores(score, 4 * (int)threadIdx.x, nv);
+    for (int first = 0; first < nv; first += 4 * CHOOSERS) {
+        int e = first + 4 * (int)threadIdx.x;
+        struct gpu_quad x = next;
+        uint32_t u[4], n = 0; /* above it in the low half, equal in the high one */
+        next = four_scores(score, e + 4 * CHOOSERS, nv);
+        for (int i = 0; i < 4; i++) {
+            u[i] = ordered(x.v[i]);
+            if (e + i < nv)
+                n += u[i] > value ? 1u : u[i] == value ? 1u << 16 : 0;
+        }
+        n = sum_before(n, c->part, &all);
+        uint32_t a = above + (n & 0xffff), q = equal + (n >> 16);
+        for (int i = 0; i < 4 && e + i < nv; i++) {
+            if (u[i] > value || (u[i] == value && q < ties))
+                sel[a + FST_MIN(q, ties)] = e + i;
+            a += u[i] > value;
+            q += u[i] == value;
+        }
+        above += all & 0xffff;
+        equal += all >> 16;
+    }
+}
+
+/* Best score below `value`, in every thread. */
+GPU_FN uint32_t best_below(const float *score, int nv, uint32_t value, struct chooser *c)
+{
+    uint32_t best = 0;
+    for (int e = (int)threadIdx.x; e < nv; e += CHOOSERS) {
+        uint32_t u = ordered(score[e]);
+        best = u < value ? FST_MAX(best, u) : best;
+    }
+    for (int m = 1; m < GPU_WAVE; m *= 2) {
+        uint32_t other = gpu_shfl_xor(best, m);
+        best = FST_MAX(best, other);
+    }
+    gpu_sync();
+    if (gpu_lane() == 0)
+        c->part[gpu_wave()] = best;
+    gpu_sync();
+    for (int w = 0; w < gpu_waves(); w++)
+        best = FST_MAX(best, c->part[w]);
+    return best;
+}
+
+GPU_FN void choose(const struct index_job *j, int row, int nv, int32_t *sel, struct chooser *c)
+{
+    const float *score = j->score + row * j->ld;
+    uint32_t value = 0, mask = 0, need = (uint32_t)j->topk;
+    for (int shift = 32 - DIGIT; shift > -DIGIT; shift -= DIGIT) {
+        int at = FST_MAX(shift, 0);
+        count_digits(score, nv, value, mask, at, c);
+        find_bin(need, c);
+        uint32_t digit = (uint32_t)(BINS - 1) << at;
+        value |= (uint32_t)c->bin << at & ~mask;
+        mask |= digit;
+        need -= c->above;
+    }
+    write_choice(score, nv, value, need, sel, c);
+    if (!j->margin)
+        return;
+    uint32_t dropped = c->count > need ? value : best_below(score, nv, value, c);
+    if (threadIdx.x == 0)
+        j->margin[j->first + row] = unordered(value) - unordered(dropped);
+}
+
+GPU_KERNEL void choose_kernel(struct index_job j)
+{
+    GPU_SHARED struct chooser c;
+    int row = (int)blockIdx.x, t = j.first + row;
+    const struct row_at at = rows_at(&j.rows, t);
+    int nv = (int)(((int64_t)at.pos + 1) / 4);
+    int32_t *sel = j.sel + (int64_t)t * j.topk;
+    ROWS_CHECK(nv <= j.max_entries);
+    if (threadIdx.x == 0) {
+        j.n_sel[t] = FST_MIN(nv, j.topk);
+        if (j.margin && nv <= j.topk)
+            j.margin[t] = INFINITY;
+    }
+    if (nv > j.topk) {
+        choose(&j, row, nv, sel, &c);
+        return;
+    }
+    for (int e = (int)threadIdx.x; e < nv; e += CHOOSERS)
+        sel[e] = e;
+}
+
+/* ---------------------------------------------------------------- launcher */
+
+static int64_t line(int64_t max_entries)
+{
+    return round_up(FST_MAX(max_entries, 1), 4);
+}
+
+/* Rows of a launch. */
+static int64_t index_rows(int64_t n_rows, int64_t max_entries)
+{
+    return FST_MAX(1, FST_MIN(n_rows, INDEX_SCORES / (4 * line(max_entries))));
+}
+
+size_t gpu_index_scratch(const struct kernel_limits *l)
+{
+    return gpu_piece(index_rows(l->n_rows, l->max_entries) * line(l->max_entries), sizeof(float));
+}
+
+static void check(const struct index_topk_args *a)
+{
+    FST_ASSERT(a->l->ratio == 4);
+    FST_ASSERT(a->l->index_format == INDEX_FP4 || a->l->index_format == INDEX_FP8);
+    FST_ASSERT(a->index_dim == ROWS_INDEX_DIM);
+    FST_ASSERT(a->index_heads <= HEADS);
+    FST_ASSERT(a->topk > 0);
+    FST_ASSERT(a->max_entries < INT32_MAX / 2);
+}
+
+GPU_ENTRY(index_topk)
+{
+    int n = a->rows->n_rows;
+    struct index_job j = {};
+    check(a);
+    j.rows = *a->rows;
+    j.l = *a->l;
+    j.qi = a->qi;
+    j.iw = a->iw;
+    j.sel = a->sel;
+    j.n_sel = a->n_sel;
+    j.scores = a->scores;
+    j.margin = a->margin;
+    j.max_entries = a->max_entries;
+    j.heads = a->index_heads;
+    j.topk = a->topk;
+    if (a->max_entries <= a->topk && !a->scores) { /* every row takes all it sees */
+        gpu_launch(choose_kernel, n, CHOOSERS, 0, s, j);
+        return gpu_done("index_topk");
+    }
+    struct gpu_cut cut = gpu_scratch(s);
+    int64_t rows = index_rows(n, a->max_entries), pages = div_up(a->max_entries, 2 * PIECE);
+    j.ld = line(a->max_entries);
+    j.score = gpu_take<float>(&cut, rows * j.ld);
+    for (j.first = 0; j.first < n; j.first += (int)rows) {
+        int64_t some = FST_MIN(rows, n - j.first);
+        j.runs = (int)FST_MAX(1, FST_MIN(pages, FILL / some));
+        gpu_launch(score_kernel, some * j.runs, THREADS, 0, s, j);
+        gpu_launch(choose_kernel, some, CHOOSERS, 0, s, j);
+    }
+    return gpu_done("index_topk");
+}

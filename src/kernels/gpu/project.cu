@@ -1,0 +1,409 @@
+/* project.cu - the projections around attention and the inputs of the drafters.
+ *
+ * Each entry is: input rows to operands, one launch for all its products, one for what follows them
+ * (norms, rotations, grids).  LIN_ROWS rows at a time go through scratch. */
+#include "kernels/gpu/linear.cuh"
+
+/* Rows of packed floats that start at row t0. */
+static struct lin_input input_rows(const float *x, int64_t t0, int n_rows, int n_in)
+{
+    struct lin_input in = {x + t0 * n_in, NULL, n_in, n_rows, n_in, NULL, NULL};
+    return in;
+}
+
+/* y = w x for all rows of `in`; w NULL or absent: nothing. */
+static void add(struct lin_batch *b, struct gpu_cut *c, struct lin_input *in, const struct mat *w,
+                float *y, int64_t ldy, unsigned flags)
+{
+    if (gpu_there(w))
+        lin_add(b, w, 1, lin_operand(c, in, w), in->n_rows, y, ldy, flags);
+}
+
+/* ---------------------------------------------------------------- norms after a product */
+
+enum { NORM_THREADS = 256, NORM_ITEMS = 3 };
+
+/* y = bf16(norm * y / rms(y)) or, without norm, bf16(y * scale), in place. */
+struct norm_item {
+    float *y;
+    const float *norm;
+    int width;
+    float scale;
+};
+struct norm_job {
+    struct norm_item item[NORM_ITEMS];
+    int n, n_rows;
+    float eps;
+};
+
+/* One block per row and item. */
+GPU_KERNEL void norm_kernel(struct norm_job j)
+{
+    GPU_SHARED float part[NORM_THREADS / GPU_WAVE];
+    int which = (int)blockIdx.x / j.n_rows;
+    struct norm_item t = which == 0 ? j.item[0] : which == 1 ? j.item[1] : j.item[2];
+    float *y = t.y + (int64_t)((int)blockIdx.x % j.n_rows) * t.width;
+    float r = t.norm ? lin_rms(y, t.width, j.eps, part) : t.scale;
+    for (int i = (int)threadIdx.x; i < t.width; i += NORM_THREADS)
+        y[i] = gpu_bf16(t.norm ? y[i] * r * t.norm[i] : y[i] * r);
+}
+
+static void add_norm(struct norm_job *j, float *y, const float *norm, int width, float scale)
+{
+    struct norm_item t = {y, norm, width, scale};
+    FST_ASSERT(j->n < NORM_ITEMS);
+    j->item[j->n++] = t;
+}
+
+static void run_norms(struct stream *s, const struct norm_job *j)
+{
+    gpu_launch(norm_kernel, (int64_t)j->n * j->n_rows, NORM_THREADS, 0, s, *j);
+}
+
+/* ---------------------------------------------------------------- attn_in */
+
+/* [wkv x | wgate x] in fp32. */
+static void add_both(struct lin_batch *b, struct gpu_cut *c, struct lin_input *in,
+                     const struct mat *wkv, const struct mat *wgate, float *y, int64_t t0)
+{
+    if (!gpu_there(wkv))
+        return;
+    int n = wkv->n_out;
+    FST_ASSERT(gpu_there(wgate) && wgate->n_out == n);
+    add(b, c, in, wkv, y + t0 * 2 * n, 2 * n, 0);
+    add(b, c, in, wgate, y + t0 * 2 * n + n, 2 * n, 0);
+}
+
+static void add_normed(struct lin_batch *b, struct norm_job *j, struct gpu_cut *c,
+                       struct lin_input *in, const struct mat *w, const float *norm, float *y,
+                       int64_t t0, float scale)
+{
+    if (!gpu_there(w))
+        return;
+    add(b, c, in, w, y + t0 * w->n_out, w->n_out, LIN_ROUND);
+    add_norm(j, y + t0 * w->n_out, norm, w->n_out, scale);
+}
+
+static void attn_in_rows(const struct attn_in_args *a, struct stream *s, int64_t t0, int n)
+{
+    struct gpu_cut c = gpu_scratch(s);
+    struct lin_input in = input_rows(a->x, t0, n, a->wkv->n_in);
+    struct lin_batch b = {};
+    struct norm_job j = {};
+    j.n_rows = n;
+    j.eps = a->norm_eps;
+    add_normed(&b, &j, &c, &in, a->wq_a, a->q_norm, a->qr, t0, 1);
+    add_normed(&b, &j, &c, &in, a->wkv, a->kv_norm, a->kv, t0, 1);
+    add_normed(&b, &j, &c, &in, a->weights_proj, NULL, a->iw, t0, a->iw_scale);
+    add_both(&b, &c, &in, a->cmp_wkv, a->cmp_wgate, a->cmp, t0);
+    add_both(&b, &c, &in, a->idx_wkv, a->idx_wgate, a->idx, t0);
+    lin_prepare(s, &in);
+    lin_run(s, &b);
+    run_norms(s, &j);
+}
+
+GPU_ENTRY(attn_in)
+{
+    FST_ASSERT(gpu_there(a->wkv));
+    FST_ASSERT(a->kv_norm && (a->q_norm || !gpu_there(a->wq_a)));
+    for (int t0 = 0; t0 < a->n_rows; t0 += LIN_ROWS)
+        attn_in_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));
+    return gpu_done("attn_in");
+}
+
+/* ---------------------------------------------------------------- q_path */
+
+enum { HEAD_THREADS = 64 };
+
+struct heads_job {
+    float *q, *qi;
+    const float *cs;
+    int n_rows, n_heads, head_dim, rope_dim, index_heads, index_dim;
+    float norm_eps;
+};
+
+/* Rotates one pair by cos and sin. */
+GPU_FN void turn(float *a, float *b, const float *cs)
+{
+    float x = *a, y = *b;
+    *a = fmaf(x, cs[0], -(y * cs[1]));
+    *b = fmaf(x, cs[1], y * cs[0]);
+}
+
+/* A head of q: norm and rotation, one rounding.  A thread keeps to its own pairs. */
+GPU_FN void finish_query(float *q, int dim, int rope_dim, const float *cs, float eps, float *part)
+{
+    float sum = 0;
+    for (int i = 2 * (int)threadIdx.x; i < dim; i += 2 * HEAD_THREADS)
+        sum = fmaf(q[i + 1], q[i + 1], fmaf(q[i], q[i], sum));
+    float r = 1.0f / sqrtf(block_sum(sum, part) / (float)dim + eps);
+    for (int i = 2 * (int)threadIdx.x; i < dim; i += 2 * HEAD_THREADS) {
+        float x = q[i] * r, y = q[i + 1] * r;
+        if (i >= dim - rope_dim)
+            turn(&x, &y, cs + (i - (dim - rope_dim)));
+        q[i] = gpu_bf16(x);
+        q[i + 1] = gpu_bf16(y);
+    }
+}
+
+/* Sylvester order, in shared memory. */
+GPU_FN void hadamard(float *y, int dim)
+{
+    for (int h = 1; h < dim; h *= 2) {
+        gpu_sync();
+        for (int i = (int)threadIdx.x; i < dim / 2; i += HEAD_THREADS) {
+            int at = i / h * 2 * h + i % h;
+            float a = y[at], b = y[at + h];
+            y[at] = a + b;
+            y[at + h] = a - b;
+        }
+    }
+    gpu_sync();
+}
+
+/* A head of the indexer: rotation, Hadamard, FP4 grid in blocks of 32. */
+GPU_FN void finish_index(float *q, int dim, int rope_dim, const float *cs, float *y)
+{
+    for (int i = 2 * (int)threadIdx.x; i < dim; i += 2 * HEAD_THREADS) {
+        float a = q[i], b = q[i + 1];
+        if (i >= dim - rope_dim)
+            turn(&a, &b, cs + (i - (dim - rope_dim)));
+        y[i] = gpu_bf16(a);
+        y[i + 1] = gpu_bf16(b);
+    }
+    hadamard(y, dim);
+    float scale = 1.0f / sqrtf((float)dim);
+    for (int first = 0; first < dim; first += HEAD_THREADS) {
+        int i = first + (int)threadIdx.x;
+        float v = i < dim ? gpu_bf16(y[i] * scale) : 0, top = fabsf(v);
+        for (int m = 1; m < 32; m *= 2) /* 32 lanes hold one block */
+            top = fmaxf(top, wave_xor(top, m));
+        if (i < dim)
+            q[i] = gpu_fp4_round(v, gpu_fp4_code(top));
+    }
+}
+
+/* One block per head: first all of q, then all of qi. */
+GPU_KERNEL void heads_kernel(struct heads_job j)
+{
+    GPU_SHARED float part[HEAD_THREADS / 32];
+    GPU_DYNAMIC(float, y);
+    int64_t h = blockIdx.x, n = (int64_t)j.n_rows * j.n_heads;
+    if (h < n) {
+        finish_query(j.q + h * j.head_dim, j.head_dim, j.rope_dim,
+                     j.cs + h / j.n_heads * j.rope_dim, j.norm_eps, part);
+        return;
+    }
+    h -= n;
+    finish_index(j.qi + h * j.index_dim, j.index_dim, j.rope_dim,
+                 j.cs + h / j.index_heads * j.rope_dim, y);
+}
+
+static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t0, int n)
+{
+    struct gpu_cut c = gpu_scratch(s);
+    struct lin_input in = input_rows(a->qr, t0, n, a->wq_b->n_in);
+    struct lin_batch b = {};
+    int64_t wide = (int64_t)a->n_heads * a->head_dim;
+    int64_t index = (int64_t)a->index_heads * a->index_dim;
+    bool with = gpu_there(a->idx_wq_b);
+    struct heads_job j = {a->q + t0 * wide,
+                          with ? a->qi + t0 * index : NULL,
+                          a->cs + t0 * a->rope_dim,
+                          n,
+                          a->n_heads,
+                          a->head_dim,
+                          a->rope_dim,
+                          with ? a->index_heads : 0,
+                          with ? a->index_dim : 0,
+                          a->norm_eps};
+    add(&b, &c, &in, a->wq_b, j.q, wide, LIN_ROUND);
+    add(&b, &c, &in, a->idx_wq_b, j.qi, index, LIN_ROUND);
+    lin_prepare(s, &in);
+    lin_run(s, &b);
+    gpu_launch(heads_kernel, (int64_t)n * (j.n_heads + j.index_heads), HEAD_THREADS,
+               (size_t)j.index_dim * 4, s, j);
+}
+
+GPU_ENTRY(q_path)
+{
+    FST_ASSERT(a->wq_b->n_out == a->n_heads * a->head_dim);
+    FST_ASSERT(a->head_dim % 2 == 0 && a->rope_dim % 2 == 0 && a->rope_dim <= a->head_dim);
+    if (gpu_there(a->idx_wq_b)) {
+        FST_ASSERT(a->idx_wq_b->n_out == a->index_heads * a->index_dim);
+        FST_ASSERT(a->index_dim % 32 == 0 && a->rope_dim <= a->index_dim);
+        FST_ASSERT((a->index_dim & (a->index_dim - 1)) == 0);
+    }
+    for (int t0 = 0; t0 < a->n_rows; t0 += LIN_ROWS)
+        q_path_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));
+    return gpu_done("q_path");
+}
+
+/* ---------------------------------------------------------------- attn_out */
+
+static void attn_out_rows(const struct attn_out_args *a, struct stream *s, int64_t t0, int n)
+{
+    struct gpu_cut c = gpu_scratch(s);
+    int wide = a->groups * a->wo_a->n_in, ranks = a->wo_a->n_out, dim = a->wo_b->n_out;
+    float *r = gpu_take<float>(&c, (int64_t)n * ranks);
+    struct lin_input o = input_rows(a->o, t0, n, wide), in = input_rows(r, 0, n, ranks);
+    struct lin_batch first = {}, second = {};
+    o.raw = gpu_take<uint16_t>(&c, (int64_t)n * wide); /* not quantised, whatever wo_a's form */
+    lin_prepare(s, &o);
+    lin_add(&first, a->wo_a, a->groups, o.raw, n, r, ranks, LIN_ROUND);
+    lin_run(s, &first);
+    add(&second, &c, &in, a->wo_b, a->y + t0 * dim, dim, LIN_SEGMENTS);
+    lin_prepare(s, &in);
+    lin_run(s, &second);
+}
+
+GPU_ENTRY(attn_out)
+{
+    FST_ASSERT(a->groups > 0 && a->wo_b->n_in == a->wo_a->n_out);
+    for (int t0 = 0; t0 < a->n_rows; t0 += LIN_ROWS)
+        attn_out_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));
+    return gpu_done("attn_out");
+}
+
+/* ---------------------------------------------------------------- main_proj */
+
+static void main_proj_rows(const struct main_proj_args *a, struct stream *s, int64_t t0, int n)
+{
+    struct gpu_cut c = gpu_scratch(s);
+    struct lin_input in = input_rows(a->h, a->row ? 0 : t0, n, a->main_proj->n_in);
+    struct lin_batch b = {};
+    struct norm_job j = {};
+    j.n_rows = n;
+    j.eps = a->norm_eps;
+    in.pick = a->row ? a->row + t0 : NULL;
+    add_normed(&b, &j, &c, &in, a->main_proj, a->main_norm, a->main, t0, 1);
+    lin_prepare(s, &in);
+    lin_run(s, &b);
+    run_norms(s, &j);
+}
+
+GPU_ENTRY(main_proj)
+{
+    FST_ASSERT(gpu_there(a->main_proj) && a->main_norm);
+    for (int t0 = 0; t0 < a->n_rows; t0 += LIN_ROWS)
+        main_proj_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));
+    return gpu_done("main_proj");
+}
+
+/* ---------------------------------------------------------------- mtp_in */
+
+struct mtp_job {
+    float *x; /* (n_rows, 4, dim) */
+    struct mat table;
+    const int32_t *id;
+    const float *enorm, *hnorm;
+    uint16_t *e, *h; /* operands of e_proj, h_proj */
+    float *out;      /* e_proj's outputs */
+    bool grid_e, grid_h;
+    int n_rows, dim;
+    float eps;
+};
+
+/* Element d of what part 0..3 (a stream) or 4 (the embedding) of row t reads. */
+GPU_FN float mtp_value(const struct mtp_job &j, int64_t at, bool stream, int d)
+{
+    if (stream)
+        return j.x[at * j.dim + d];
+    at = at * j.dim + d;
+    return j.table.fmt == WEIGHT_F32
+               ? gpu_load_as<float>((const uint8_t *)j.table.data + 4 * at)
+               : gpu_from_bf16(gpu_load_as<uint16_t>((const uint8_t *)j.table.data + 2 * at));
+}
+
+/* One block per row and part: norm, then the operand, a wave per 128 values. */
+GPU_KERNEL void mtp_start_kernel(struct mtp_job j)
+{
+    GPU_SHARED float part[NORM_THREADS / GPU_WAVE];
+    int64_t t = blockIdx.x / (KERN_HC + 1);
+    int k = (int)(blockIdx.x % (KERN_HC + 1));
+    bool stream = k < KERN_HC, grid = stream ? j.grid_h : j.grid_e;
+    int64_t at = stream ? t * KERN_HC + k : lin_once(j.id + t);
+    const float *norm = stream ? j.hnorm : j.enorm;
+    uint16_t *out = stream ? j.h + at * j.dim : j.e + t * j.dim;
+    float sum = 0;
+    for (int d = (int)threadIdx.x; d < j.dim; d += NORM_THREADS) {
+        float x = mtp_value(j, at, stream, d);
+        sum = fmaf(x, x, sum);
+    }
+    float r = 1.0f / sqrtf(block_sum(sum, part) / (float)j.dim + j.eps);
+    for (int b = gpu_wave() * LIN_BLOCK; b < j.dim; b += gpu_waves() * LIN_BLOCK) {
+        float v[LIN_LANE_VALUES];
+        LIN_UNROLL
+        for (int i = 0; i < LIN_LANE_VALUES; i++) {
+            int d = b + gpu_lane() + i * GPU_WAVE;
+            v[i] = d < j.dim ? gpu_bf16(mtp_value(j, at, stream, d) * r * norm[d]) : 0;
+        }
+        if (grid)
+            lin_grid(v);
+        LIN_UNROLL
+        for (int i = 0; i < LIN_LANE_VALUES; i++) {
+            int d = b + gpu_lane() + i * GPU_WAVE;
+            if (d < j.dim)
+                out[d] = gpu_bf16_bits(v[i]);
+        }
+    }
+}
+
+/* x = bf16(e + x), one thread per value. */
+GPU_KERNEL void mtp_sum_kernel(struct mtp_job j)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / j.dim;
+    if (row < (int64_t)j.n_rows * KERN_HC)
+        j.x[i] = gpu_bf16(j.out[row / KERN_HC * j.dim + i % j.dim] + j.x[i]);
+}
+
+static void mtp_in_rows(const struct mtp_in_args *a, struct stream *s, int64_t t0, int n)
+{
+    struct gpu_cut c = gpu_scratch(s);
+    int64_t dim = a->dim, all = n * dim;
+    float *x = a->x + t0 * KERN_HC * dim;
+    uint16_t *e = gpu_take<uint16_t>(&c, all), *h = gpu_take<uint16_t>(&c, all * KERN_HC);
+    struct mtp_job j = {x,
+                        *a->table,
+                        a->id + t0,
+                        a->enorm,
+                        a->hnorm,
+                        e,
+                        h,
+                        gpu_take<float>(&c, all),
+                        lin_coded(a->e_proj->fmt),
+                        lin_coded(a->h_proj->fmt),
+                        n,
+                        a->dim,
+                        a->norm_eps};
+    struct lin_batch b = {};
+    gpu_launch(mtp_start_kernel, (int64_t)n * (KERN_HC + 1), NORM_THREADS, 0, s, j);
+    lin_add(&b, a->e_proj, 1, e, n, j.out, dim, LIN_ROUND);
+    lin_add(&b, a->h_proj, 1, h, n * KERN_HC, x, dim, LIN_ROUND);
+    lin_run(s, &b);
+    gpu_launch(mtp_sum_kernel, div_up(all * KERN_HC, 256), 256, 0, s, j);
+}
+
+GPU_ENTRY(mtp_in)
+{
+    FST_ASSERT(a->table->fmt == WEIGHT_F32 || a->table->fmt == WEIGHT_BF16);
+    FST_ASSERT(a->table->n_in == a->dim);
+    FST_ASSERT(a->e_proj->n_in == a->dim && a->e_proj->n_out == a->dim);
+    FST_ASSERT(a->h_proj->n_in == a->dim && a->h_proj->n_out == a->dim);
+    for (int t0 = 0; t0 < a->n_rows; t0 += LIN_ROWS)
+        mtp_in_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));
+    return gpu_done("mtp_in");
+}
+
+/* ---------------------------------------------------------------- scratch */
+
+size_t lin_project_scratch(const struct kernel_limits *l)
+{
+    int64_t n = FST_MIN(l->n_rows, LIN_ROWS), dim = n * l->dim;
+    int64_t ranks = n * l->groups * l->o_rank, heads = n * l->n_heads * l->head_dim;
+    size_t in = 2 * gpu_piece(FST_MAX(dim, n * l->q_rank), 2);
+    size_t out = gpu_piece(ranks, 4) + gpu_piece(heads, 2) + gpu_piece(ranks, 2);
+    size_t main = gpu_piece(dim * l->n_stages, 2);
+    size_t mtp = gpu_piece(dim, 2) + gpu_piece(dim * KERN_HC, 2) + gpu_piece(dim, 4);
+    return FST_MAX(FST_MAX(in, out), FST_MAX(main, mtp));
+}
