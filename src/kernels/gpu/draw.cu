@@ -117,7 +117,7 @@ GPU_KERNEL void piece_kernel(struct draw_job j)
     }
 }
 
-/* Sum over the block, valid in thread 0; part: THREADS doubles, shared. */
+/* Sum over the block in every thread; part: THREADS doubles, shared. */
 GPU_FN double tree_sum(double v, double *part)
 {
     part[threadIdx.x] = v;
@@ -126,6 +126,7 @@ GPU_FN double tree_sum(double v, double *part)
         if ((int)threadIdx.x < h)
             part[threadIdx.x] += part[threadIdx.x + (unsigned)h];
     }
+    gpu_sync();
     return part[0];
 }
 
