@@ -21,6 +21,9 @@ foreach(lint layers banned headers size readmes tour glossary paths formatting s
 endforeach()
 fst_script_test(lint_runner lint tests/run --self-test)
 
+# kernels/gpu for AMD cards, where their compiler is.
+fst_script_test(hip_compile kern scripts/hip-compile ${CMAKE_BINARY_DIR}/hip)
+
 # The bundled model on held-out items; FST_TEST_SIZE=long takes them from generators that need packages.
 fst_script_test(kindling_quality long tests/python tests/long/kindling_quality.py)
 

@@ -69,7 +69,7 @@ THIRD_PARTY = {
     "mpi.h": ["src/comm/mpi.c"],
     "nccl.h": ["src/comm/nccl.c"],
     "ucp/api/ucp.h": ["src/comm/ucx.c"],
-    "cuda_runtime_api.h": ["src/device/cuda/cuda.c"],
+    "cuda_runtime_api.h": ["src/device/gpu/gpu.c"],
     "cuda_runtime.h": ["src/kernels/gpu/gpu.h"],
     "hip/hip_runtime.h": ["src/kernels/gpu/gpu.h"],
 }

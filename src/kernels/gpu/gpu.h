@@ -21,6 +21,12 @@
 #ifndef FST_KERNELS_GPU_H
 #define FST_KERNELS_GPU_H
 
+/* The runtimes first: base/banned.h forbids names that their headers mention. */
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#elif defined(__HIPCC__)
+#include <hip/hip_runtime.h>
+#endif
 #include <math.h>
 #include <string.h>
 
@@ -32,7 +38,6 @@ extern "C" {
 /* ---------------------------------------------------------------- the three compilers */
 
 #if defined(__CUDACC__)
-#include <cuda_runtime.h>
 #define GPU_WAVE   32
 #define GPU_KERNEL static __global__
 #define GPU_FN     static __device__ __forceinline__
@@ -58,7 +63,6 @@ GPU_FN uint64_t gpu_ballot(bool v)
     return __ballot_sync(0xffffffffu, v);
 }
 #elif defined(__HIPCC__)
-#include <hip/hip_runtime.h>
 #define GPU_WAVE   64
 #define GPU_KERNEL static __global__
 #define GPU_FN     static __device__ __forceinline__

@@ -28,7 +28,7 @@ enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2 };
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define LIN_UNROLL _Pragma("unroll")
 /* of a loop over chunks for R rows: so many loads in flight */
-#define LIN_UNROLL_R       _Pragma("unroll (R == 1 ? 4 : R == 2 ? 2 : 1)")
+#define LIN_UNROLL_R       _Pragma("unroll R == 1 ? 4 : R == 2 ? 2 : 1")
 #define LIN_BOUNDS(blocks) __launch_bounds__(LIN_THREADS, blocks)
 #else
 #define LIN_UNROLL

@@ -1,0 +1,163 @@
+/* gpu.c - the module libfiresteel_cuda.so or libfiresteel_hip.so: memory, queues and the kernel table
+ * of one card.
+ *
+ * Host code over the CUDA runtime (linked statically), or with FST_HIP over HIP's, whose functions
+ * have the same meaning under other names.  One card: the first that the driver shows
+ * (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES choose).  Errors are worded here and stored by the
+ * program's own fst_error. */
+#ifdef FST_HIP
+#include <hip/hip_runtime_api.h>
+#define DEVICE_NAME "hip"
+#define GPU(name)   hip##name
+#define SUCCESS     hipSuccess
+typedef hipError_t gpu_error;
+typedef hipStream_t gpu_stream;
+typedef hipDeviceProp_t gpu_properties;
+#define alloc_host(p, bytes) hipHostMalloc(p, bytes, hipHostMallocPortable | hipHostMallocMapped)
+#define free_host(p)         hipHostFree(p)
+#else
+#include <cuda_runtime_api.h>
+#define DEVICE_NAME          "cuda"
+#define GPU(name)            cuda##name
+#define SUCCESS              cudaSuccess
+typedef cudaError_t gpu_error;
+typedef cudaStream_t gpu_stream;
+typedef struct cudaDeviceProp gpu_properties;
+#define alloc_host(p, bytes) cudaHostAlloc(p, bytes, cudaHostAllocPortable | cudaHostAllocMapped)
+#define free_host(p)         cudaFreeHost(p)
+#endif
+#include <string.h>
+
+#include "device/device.h"
+
+bool kernels_fill_gpu(void *table, size_t bytes); /* kernels/gpu/table.cu */
+
+static struct device_host host;
+
+/* The two functions of base that kernels and this file call; the program's own do the work. */
+enum fst_status fst_error(enum fst_status rc, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    rc = host.verror(rc, fmt, ap);
+    va_end(ap);
+    return rc;
+}
+
+_Noreturn void base_assert_failed(const char *file, int line, const char *text)
+{
+    host.assert_failed(file, line, text);
+    __builtin_trap();
+}
+
+static enum fst_status failed(enum fst_status rc, const char *what, gpu_error e)
+{
+    return fst_error(rc, DEVICE_NAME ": %s: %s (%s)", what, GPU(GetErrorString)(e),
+                     GPU(GetErrorName)(e));
+}
+
+static void *card_alloc(size_t bytes)
+{
+    void *p = NULL;
+    if (GPU(Malloc)(&p, bytes) != SUCCESS) {
+        (void)GPU(GetLastError)(); /* out of memory is not sticky: the caller says what for */
+        return NULL;
+    }
+    if (GPU(Memset)(p, 0, bytes) != SUCCESS) {
+        (void)GPU(Free)(p);
+        return NULL;
+    }
+    return p;
+}
+
+static void card_free(void *p)
+{
+    (void)GPU(Free)(p);
+}
+
+static void *card_alloc_shared(size_t bytes)
+{
+    void *p = NULL;
+    if (alloc_host(&p, bytes) != SUCCESS) {
+        (void)GPU(GetLastError)();
+        return NULL;
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+static void card_free_shared(void *p)
+{
+    (void)free_host(p);
+}
+
+static enum fst_status card_copy(void *to, const void *from, size_t bytes)
+{
+    gpu_error e = GPU(Memcpy)(to, from, bytes, GPU(MemcpyDefault));
+    return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "copy", e);
+}
+
+static enum fst_status card_copy_queued(void *queue, void *to, const void *from, size_t bytes)
+{
+    gpu_error e = GPU(MemcpyAsync)(to, from, bytes, GPU(MemcpyDefault), queue);
+    return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "copy", e);
+}
+
+static enum fst_status card_queue_new(void **queue)
+{
+    gpu_stream s;
+    gpu_error e = GPU(StreamCreateWithFlags)(&s, GPU(StreamNonBlocking));
+    if (e != SUCCESS)
+        return failed(FST_EINTERNAL, "queue", e);
+    *queue = s;
+    return FST_OK;
+}
+
+static void card_queue_free(void *queue)
+{
+    (void)GPU(StreamDestroy)(queue);
+}
+
+static enum fst_status card_sync(void *queue)
+{
+    gpu_error e = GPU(StreamSynchronize)(queue);
+    return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "a kernel failed", e);
+}
+
+static enum fst_status card_open(struct device *d, const struct device_host *h)
+{
+    gpu_properties prop;
+    int version = 0;
+    size_t free_bytes = 0, total = 0;
+    host = *h;
+    gpu_error e = GPU(SetDevice)(0);
+    if (e != SUCCESS)
+        return failed(FST_EMACHINE, "no card", e);
+    if ((e = GPU(GetDeviceProperties)(&prop, 0)) != SUCCESS ||
+        (e = GPU(DriverGetVersion)(&version)) != SUCCESS ||
+        (e = GPU(MemGetInfo)(&free_bytes, &total)) != SUCCESS)
+        return failed(FST_EMACHINE, "card", e);
+    *d = (struct device){.name = DEVICE_NAME,
+                         .multiprocessors = prop.multiProcessorCount,
+                         .total_bytes = total,
+                         .free_bytes = free_bytes,
+                         .alloc = card_alloc,
+                         .free = card_free,
+                         .alloc_shared = card_alloc_shared,
+                         .free_shared = card_free_shared,
+                         .copy = card_copy,
+                         .copy_queued = card_copy_queued,
+                         .queue_new = card_queue_new,
+                         .queue_free = card_queue_free,
+                         .sync = card_sync,
+                         .kernels = kernels_fill_gpu};
+    snprintf(d->card, sizeof d->card, "%s", prop.name);
+    snprintf(d->driver, sizeof d->driver, "%d.%d", version / 1000, version % 1000 / 10);
+    return FST_OK;
+}
+
+__attribute__((visibility("default"))) extern const struct device_module fst_device_module;
+const struct device_module fst_device_module = {.version = DEVICE_MODULE_VERSION,
+                                                .build = FST_VERSION,
+                                                .device_bytes = sizeof(struct device),
+                                                .open = card_open};
