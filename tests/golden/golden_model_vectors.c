@@ -301,7 +301,8 @@ static enum fst_status tap_main(const struct main_proj_args *a, struct stream *s
         int i = place(first_pos + t);
         if (i < 0)
             continue;
-        near(a->h + (int64_t)(a->row ? a->row[t] : t) * wide, draft.h->f + i * wide, wide, "captured rows");
+        near(a->h + (int64_t)(a->row ? a->row[t] : t) * wide, draft.h->f + i * wide, wide,
+             "captured rows");
         near(a->main + (int64_t)t * dim, draft.main_x->f + i * dim, dim, "main_x");
         draft.n++;
     }
