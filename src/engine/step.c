@@ -24,10 +24,26 @@ static void count_end(fst_engine *e, enum fst_finish finish)
         e->stats.finished++;
 }
 
-static void leave_queue(fst_engine *e)
+/* What statistics say of where requests are; door->lock held. */
+static void publish_places(fst_engine *e)
+{
+    struct fst_engine_stats *s = &e->door->stats;
+
+    s->running = e->n_running;
+    s->slots_used = e->kv.spec.n_slots - e->kv.n_free_slots;
+    s->kv_tokens_used = (e->kv.spec.n_pages - e->kv.n_free_pages) * KERN_PAGE;
+    s->finished = e->stats.finished;
+    s->aborted = e->stats.aborted;
+    s->failed = e->stats.failed;
+}
+
+/* `change` requests entered the waiting list, which is counted at once: so is where they came from or
+ * went to, since a reader in between would find them nowhere. */
+static void count_waiting(fst_engine *e, int change)
 {
     pthread_mutex_lock(&e->door->lock);
-    e->door->n_waiting--;
+    e->door->n_waiting += change;
+    publish_places(e);
     pthread_mutex_unlock(&e->door->lock);
 }
 
@@ -62,8 +78,8 @@ static void end_running(fst_engine *e, int i, enum fst_finish finish, enum fst_s
 static void end_waiting(fst_engine *e, fst_request *r, enum fst_finish finish,
                         enum fst_status status, const char *error)
 {
-    leave_queue(e);
     count_end(e, finish);
+    count_waiting(e, -1);
     request_finish(r, finish, -1, status, error);
 }
 
@@ -154,7 +170,7 @@ static void admit(fst_engine *e)
         if (!r->admit_ns)
             r->admit_ns = engine_now_ns();
         e->running[e->n_running++] = r;
-        leave_queue(e);
+        count_waiting(e, -1);
     }
 }
 
@@ -170,9 +186,7 @@ static void retract_last(fst_engine *e)
     if (!e->wait_last)
         e->wait_last = r;
     e->stats.retracted++;
-    pthread_mutex_lock(&e->door->lock);
-    e->door->n_waiting++;
-    pthread_mutex_unlock(&e->door->lock);
+    count_waiting(e, 1);
 }
 
 static bool decoding(const fst_request *r)
@@ -468,9 +482,6 @@ static void copy_stats(fst_engine *e)
 {
     struct door *d = e->door;
 
-    e->stats.running = e->n_running;
-    e->stats.slots_used = e->kv.spec.n_slots - e->kv.n_free_slots;
-    e->stats.kv_tokens_used = (e->kv.spec.n_pages - e->kv.n_free_pages) * KERN_PAGE;
     pthread_mutex_lock(&d->lock);
     if (d->reset_spec) {
         d->reset_spec = false;
@@ -479,6 +490,7 @@ static void copy_stats(fst_engine *e)
     e->stats.requests = d->stats.requests;
     e->stats.waiting = d->n_waiting;
     d->stats = e->stats;
+    publish_places(e);
     pthread_mutex_unlock(&d->lock);
 }
 
