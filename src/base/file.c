@@ -207,6 +207,16 @@ bool file_is_folder(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+bool file_program_folder(char *out, size_t size)
+{
+    ssize_t n = readlink("/proc/self/exe", out, size - 1);
+    out[FST_MAX(n, 0)] = 0;
+    char *slash = strrchr(out, '/');
+    if (slash)
+        *slash = 0;
+    return slash != NULL;
+}
+
 enum fst_status file_join(char *out, size_t size, const char *folder, const char *name)
 {
     size_t n = strlen(folder);

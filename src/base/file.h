@@ -24,6 +24,8 @@ void file_map_release(struct file_map *m);
 
 bool file_exists(const char *path);
 bool file_is_folder(const char *path);
+/* The folder of the running program; false when the system does not say. */
+bool file_program_folder(char *out, size_t size);
 /* folder + "/" + name in a buffer of size bytes (PATH_MAX is right); FST_EINVAL if it does not fit. */
 enum fst_status file_join(char *out, size_t size, const char *folder, const char *name);
 

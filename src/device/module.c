@@ -5,23 +5,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "device/device.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device opened;
 static bool is_open;
-
-/* The folder of the running program, "." when the system does not say. */
-static void program_folder(char *out, size_t size)
-{
-    ssize_t n = readlink("/proc/self/exe", out, size - 1);
-    out[FST_MAX(n, 0)] = 0;
-    char *slash = strrchr(out, '/');
-    if (n <= 0 || !slash)
-        snprintf(out, size, ".");
-    else
-        *slash = 0;
-}
 
 static enum fst_status load(const struct device_module **out, const char *name)
 {
@@ -29,8 +18,8 @@ static enum fst_status load(const struct device_module **out, const char *name)
     const char *given = getenv("FIRESTEEL_MODULES");
     if (given && *given)
         snprintf(folder, sizeof folder, "%s", given);
-    else
-        program_folder(folder, sizeof folder);
+    else if (!file_program_folder(folder, sizeof folder))
+        snprintf(folder, sizeof folder, ".");
     snprintf(path, sizeof path, "%s/libfiresteel_%s.so", folder, name);
     if (access(path, R_OK) != 0)
         return fst_error(FST_EMACHINE, "--device %s: there is no module %s (make gpu builds it)",

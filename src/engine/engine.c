@@ -12,8 +12,8 @@ enum { ENGINE_POOL_TOKENS = 262144 };
 /* Of a card's free memory, for weights, KV and workspace. */
 #define DEVICE_SHARE 0.92
 
-/* A checkpoint of at most so many bytes is read whole at open, in search of what is no number: 30 ms
- * for the bundled model, a second for a GiB.  Of a larger one `inspect --values` looks at every byte. */
+/* A checkpoint of at most so many bytes is read whole at open, in search of what is no number: 10 ms
+ * for the bundled model, cached.  Of a larger one `inspect --values` looks at every byte. */
 #define ENGINE_VALUES_BYTES ((int64_t)2 << 30)
 
 /* ------------------------------------------------------------------ options */

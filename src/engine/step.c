@@ -587,7 +587,7 @@ static void one_step(fst_engine *e)
     return;
 fault:
     /* What a card reports stays with its context: every later call fails alike. */
-    e->stats.lost = e->device && rc == FST_EINTERNAL;
+    e->stats.lost |= e->device && rc == FST_EINTERNAL;
     fail_all(e, rc);
     copy_stats(e);
 }

@@ -190,20 +190,14 @@ static const char *bundled_dir(void)
                                          "../share/firesteel/models/kindling",
                                          "../../models/kindling"};
     char exe[PATH_MAX / 2];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    if (n > 0) {
-        exe[n] = 0;
-        char *slash = strrchr(exe, '/');
-        if (slash)
-            *slash = 0;
-        for (size_t i = 0; i < FST_COUNT(beside); i++)
-            if (file_join(found, sizeof found, exe, beside[i]) == FST_OK && has_config(found)) {
-                char real[PATH_MAX];
-                if (realpath(found, real))
-                    memcpy(found, real, strlen(real) + 1);
-                return found;
-            }
-    }
+    bool known = file_program_folder(exe, sizeof exe);
+    for (size_t i = 0; known && i < FST_COUNT(beside); i++)
+        if (file_join(found, sizeof found, exe, beside[i]) == FST_OK && has_config(found)) {
+            char real[PATH_MAX];
+            if (realpath(found, real))
+                memcpy(found, real, strlen(real) + 1);
+            return found;
+        }
     if (has_config("models/kindling"))
         return "models/kindling";
     return NULL;

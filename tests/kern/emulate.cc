@@ -192,19 +192,6 @@ uint32_t emulate_exchange(uint32_t v, int from)
     return lane_value[set][first + from];
 }
 
-uint64_t emulate_ballot(bool v)
-{
-    int me = current, first = me / wave_width * wave_width;
-    int set = lane_turn[me];
-    uint64_t mask = 0;
-    lane_turn[me] ^= 1;
-    lane_value[set][me] = v;
-    to_scheduler(WAITS_WAVE);
-    for (int i = 0; i < wave_width; i++)
-        mask |= (uint64_t)lane_value[set][first + i] << i;
-    return mask;
-}
-
 void *emulate_shared(void)
 {
     return shared_bytes;

@@ -129,8 +129,8 @@ GPU_FN void load_queries(const struct attention_job *j, int64_t t, int group, ui
         int h = FST_MIN(group * heads + i / (dim / 4), j->a.n_heads - 1);
         struct gpu_quad x =
             gpu_load4(j->a.q + (t * j->a.n_heads + h) * dim + (int64_t)i % (dim / 4) * 4);
-        q[2 * i] = rows_pair(gpu_bf16(x.v[0]), gpu_bf16(x.v[1]));
-        q[2 * i + 1] = rows_pair(gpu_bf16(x.v[2]), gpu_bf16(x.v[3]));
+        q[2 * i] = gpu_pair(gpu_bf16(x.v[0]), gpu_bf16(x.v[1]));
+        q[2 * i + 1] = gpu_pair(gpu_bf16(x.v[2]), gpu_bf16(x.v[3]));
     }
 }
 
@@ -170,8 +170,8 @@ GPU_FN void products(const struct gpu_words *q, const struct gpu_words *tile, in
         for (int w = 0; w < 4; w++)
             for (int h = 0; h < 4; h++)
                 for (int k = 0; k < 4; k++) {
-                    dot[h][k] = fmaf(rows_low(a[h].w[w]), rows_low(b[k].w[w]), dot[h][k]);
-                    dot[h][k] = fmaf(rows_high(a[h].w[w]), rows_high(b[k].w[w]), dot[h][k]);
+                    dot[h][k] = fmaf(gpu_low(a[h].w[w]), gpu_low(b[k].w[w]), dot[h][k]);
+                    dot[h][k] = fmaf(gpu_high(a[h].w[w]), gpu_high(b[k].w[w]), dot[h][k]);
                 }
     }
 }
@@ -245,9 +245,7 @@ struct weigher {
 GPU_FN void weigh(struct weigher *g, struct gpu_quad s, struct value_tile *t)
 {
     float top = fmaxf(fmaxf(s.v[0], s.v[1]), fmaxf(s.v[2], s.v[3]));
-    for (int m = 1; m < QUADS; m *= 2)
-        top = fmaxf(top, wave_xor(top, m));
-    top = fmaxf(g->top, top);
+    top = fmaxf(g->top, wave_max(top, QUADS));
     float shrink = expf(g->top - top); /* 0 at the first piece */
     for (int k = 0; k < 4; k++)
         s.v[k] = expf(s.v[k] - top);
@@ -275,8 +273,8 @@ GPU_FN void add_values(const struct value_tile *t, int quad, int four, int oct, 
         struct gpu_words v = t->v[(4 * quad + k) * V_LINE + oct];
         for (int h = 0; h < 4; h++)
             for (int i = 0; i < 4; i++) {
-                acc[h][2 * i] = fmaf(w[h].v[k], rows_low(v.w[i]), acc[h][2 * i]);
-                acc[h][2 * i + 1] = fmaf(w[h].v[k], rows_high(v.w[i]), acc[h][2 * i + 1]);
+                acc[h][2 * i] = fmaf(w[h].v[k], gpu_low(v.w[i]), acc[h][2 * i]);
+                acc[h][2 * i + 1] = fmaf(w[h].v[k], gpu_high(v.w[i]), acc[h][2 * i + 1]);
             }
     }
 }
@@ -330,9 +328,7 @@ GPU_KERNEL void value_kernel(struct attention_job j)
         }
         add_values(&s.t, quad, four, oct, acc);
     }
-    float den = g.den;
-    for (int m = 1; m < QUADS; m *= 2)
-        den += wave_xor(den, m);
+    float den = wave_sum(g.den, QUADS);
     den += expf(j.a.sink[head] - g.top);
     gpu_sync();
     for (int h = 0; h < 4; h++)

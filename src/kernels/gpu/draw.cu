@@ -231,8 +231,7 @@ GPU_FN void correct(float sum[T][R], const struct mat *w2, int64_t v, int step,
     }
     for (int t = 0; t < T; t++)
         for (int r = 0; r < R; r++)
-            for (int m = 1; m < LANES; m *= 2)
-                sum[t][r] += wave_xor(sum[t][r], m);
+            sum[t][r] = wave_sum(sum[t][r], LANES);
 }
 
 /* A piece of the vocabulary at step k for R requests: the weights are read once. */

@@ -38,7 +38,6 @@ void emulate_run(void (*body)(void *ud), void *ud, int64_t grid, int threads, in
 void emulate_block_barrier(void);
 /* Every lane gives v and gets lane `from`'s (0 .. wave-1). */
 uint32_t emulate_exchange(uint32_t v, int from);
-uint64_t emulate_ballot(bool v);
 void *emulate_shared(void); /* poisoned before every block */
 
 template <typename A> struct emulate_call {
@@ -69,10 +68,6 @@ static inline uint32_t gpu_shfl_xor(uint32_t v, int mask)
 static inline uint32_t gpu_shfl(uint32_t v, int lane)
 {
     return emulate_exchange(v, lane);
-}
-static inline uint64_t gpu_ballot(bool v)
-{
-    return emulate_ballot(v);
 }
 /* What kernels use of CUDA's own functions. */
 static inline int atomicAdd(int *p, int v)

@@ -37,19 +37,22 @@ extern "C" {
 
 /* ---------------------------------------------------------------- the three compilers */
 
-#if defined(__CUDACC__)
-#define GPU_WAVE   32
-#define GPU_KERNEL static __global__
-#define GPU_FN     static __device__ __forceinline__
-#define GPU_BOTH   static __host__ __device__ __forceinline__
-#define GPU_SHARED __shared__
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define GPU_KERNEL      static __global__
+#define GPU_FN          static __device__ __forceinline__
+#define GPU_BOTH        static __host__ __device__ __forceinline__
+#define GPU_SHARED      __shared__
+#define GPU_NAME(entry) entry##_gpu
 /* the block's dynamic shared memory, as an array of T */
 #define GPU_DYNAMIC(T, name)                                                                       \
-    extern __shared__ __align__(16) unsigned char gpu_dynamic_bytes[];                             \
+    extern __shared__ __attribute__((aligned(16))) unsigned char gpu_dynamic_bytes[];              \
     T *name = (T *)gpu_dynamic_bytes
-#define GPU_NAME(entry) entry##_gpu
-typedef cudaStream_t gpu_queue;
 #define gpu_sync() __syncthreads()
+#endif
+
+#if defined(__CUDACC__)
+#define GPU_WAVE 32
+typedef cudaStream_t gpu_queue;
 GPU_FN uint32_t gpu_shfl_xor(uint32_t v, int mask)
 {
     return __shfl_xor_sync(0xffffffffu, v, mask);
@@ -58,22 +61,9 @@ GPU_FN uint32_t gpu_shfl(uint32_t v, int lane)
 {
     return __shfl_sync(0xffffffffu, v, lane);
 }
-GPU_FN uint64_t gpu_ballot(bool v)
-{
-    return __ballot_sync(0xffffffffu, v);
-}
 #elif defined(__HIPCC__)
-#define GPU_WAVE   64
-#define GPU_KERNEL static __global__
-#define GPU_FN     static __device__ __forceinline__
-#define GPU_BOTH   static __host__ __device__ __forceinline__
-#define GPU_SHARED __shared__
-#define GPU_DYNAMIC(T, name)                                                                       \
-    extern __shared__ unsigned char gpu_dynamic_bytes[];                                           \
-    T *name = (T *)gpu_dynamic_bytes
-#define GPU_NAME(entry) entry##_gpu
+#define GPU_WAVE 64
 typedef hipStream_t gpu_queue;
-#define gpu_sync()      __syncthreads()
 GPU_FN uint32_t gpu_shfl_xor(uint32_t v, int mask)
 {
     return (uint32_t)__shfl_xor((int)v, mask, 64);
@@ -81,10 +71,6 @@ GPU_FN uint32_t gpu_shfl_xor(uint32_t v, int mask)
 GPU_FN uint32_t gpu_shfl(uint32_t v, int lane)
 {
     return (uint32_t)__shfl((int)v, lane, 64);
-}
-GPU_FN uint64_t gpu_ballot(bool v)
-{
-    return __ballot(v);
 }
 #else
 #include "kernels/gpu/emulate.h"
@@ -190,20 +176,17 @@ GPU_FN float wave_xor(float v, int mask)
 {
     return gpu_float(gpu_shfl_xor(gpu_bits(v), mask));
 }
-GPU_FN float wave_get(float v, int lane)
+/* Over the wave, or each `lanes` neighbouring lanes of it (a power of two), in all of them;
+ * neighbours first, so the order is one tree. */
+GPU_FN float wave_sum(float v, int lanes = GPU_WAVE)
 {
-    return gpu_float(gpu_shfl(gpu_bits(v), lane));
-}
-/* The same value in every lane; neighbours first, so the order is one tree. */
-GPU_FN float wave_sum(float v)
-{
-    for (int m = 1; m < GPU_WAVE; m *= 2)
+    for (int m = 1; m < lanes; m *= 2)
         v += wave_xor(v, m);
     return v;
 }
-GPU_FN float wave_max(float v)
+GPU_FN float wave_max(float v, int lanes = GPU_WAVE)
 {
-    for (int m = 1; m < GPU_WAVE; m *= 2)
+    for (int m = 1; m < lanes; m *= 2)
         v = fmaxf(v, wave_xor(v, m));
     return v;
 }
@@ -249,6 +232,19 @@ GPU_FN uint16_t gpu_bf16_bits(float x)
 GPU_FN float gpu_from_bf16(uint32_t bits)
 {
     return gpu_float(bits << 16);
+}
+/* Two bf16 values in a word as floats, and back. */
+GPU_FN float gpu_low(uint32_t pair)
+{
+    return gpu_float(pair << 16);
+}
+GPU_FN float gpu_high(uint32_t pair)
+{
+    return gpu_float(pair & 0xffff0000u);
+}
+GPU_FN uint32_t gpu_pair(float low, float high) /* both are bf16 values */
+{
+    return gpu_bits(low) >> 16 | (gpu_bits(high) & 0xffff0000u);
 }
 GPU_FN float gpu_e8m0(uint32_t b)
 {
@@ -309,6 +305,20 @@ GPU_FN float gpu_fp4_round(float x, uint32_t code)
     float up = gpu_e8m0(code);
     return gpu_e2m1(gpu_e2m1_encode(x / up)) * up;
 }
+/* A number in the order of the floats: zeros equal, what is no number lowest, 0. */
+GPU_FN uint32_t gpu_ordered(float x)
+{
+    uint32_t u = gpu_bits(x + 0.0f); /* one zero */
+    u = u & 0x80000000u ? ~u : u | 0x80000000u;
+    return x != x ? 0 : u;
+}
+/* cos and sin of the fp32 angle pos*freq, as the published table has them. */
+GPU_FN void gpu_angle(float cs[2], float freq, int pos)
+{
+    double angle = (double)((float)pos * freq);
+    cs[0] = (float)cos(angle);
+    cs[1] = (float)sin(angle);
+}
 GPU_FN float gpu_sigmoid(float z)
 {
     return 1.0f / (1.0f + expf(-z));
@@ -368,9 +378,15 @@ GPU_FN void gpu_load8(float v[8], enum weight_format fmt, const void *data, int6
     }
     struct gpu_words q = gpu_load16((const uint16_t *)data + at);
     for (int i = 0; i < 4; i++) {
-        v[2 * i] = gpu_float(q.w[i] << 16);
-        v[2 * i + 1] = gpu_float(q.w[i] & 0xffff0000u);
+        v[2 * i] = gpu_low(q.w[i]);
+        v[2 * i + 1] = gpu_high(q.w[i]);
     }
+}
+/* Value `at` of BF16 or F32 data. */
+GPU_FN float gpu_load1(enum weight_format fmt, const void *data, int64_t at)
+{
+    return fmt == WEIGHT_F32 ? gpu_load_as<float>((const float *)data + at)
+                             : gpu_from_bf16(gpu_load_as<uint16_t>((const uint16_t *)data + at));
 }
 
 /* ---------------------------------------------------------------- blocks (files of this folder) */

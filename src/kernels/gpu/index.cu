@@ -54,7 +54,7 @@ GPU_FN void load_queries(const struct index_job *j, int64_t t, struct score_tile
         if (h < j->heads)
             x = gpu_load4(j->qi + (t * j->heads + h) * DIM + 4 * g);
         for (int i = 0; i < 2; i++)
-            q[(2 * g + i) * Q_LINE + h] = rows_pair(gpu_bf16(x.v[2 * i]), gpu_bf16(x.v[2 * i + 1]));
+            q[(2 * g + i) * Q_LINE + h] = gpu_pair(gpu_bf16(x.v[2 * i]), gpu_bf16(x.v[2 * i + 1]));
     }
     if ((int)threadIdx.x < HEADS)
         s->weight[h] = h < j->heads ? j->iw[t * j->heads + h] : 0;
@@ -84,8 +84,8 @@ GPU_FN void four_heads(struct score_tile *s)
         struct gpu_words a = q[p * (Q_LINE / 4)], b = k[p * (K_LINE / 4)];
         for (int h = 0; h < 4; h++)
             for (int e = 0; e < 4; e++) {
-                dot[h][e] = fmaf(rows_low(a.w[h]), rows_low(b.w[e]), dot[h][e]);
-                dot[h][e] = fmaf(rows_high(a.w[h]), rows_high(b.w[e]), dot[h][e]);
+                dot[h][e] = fmaf(gpu_low(a.w[h]), gpu_low(b.w[e]), dot[h][e]);
+                dot[h][e] = fmaf(gpu_high(a.w[h]), gpu_high(b.w[e]), dot[h][e]);
             }
     }
     for (int h = 0; h < 4; h++)
@@ -157,16 +157,7 @@ struct chooser {
     uint32_t above, count; /* scores above the bin, in it */
 };
 
-/* Scores as numbers in their order: zeros equal, what is no number lowest. */
-GPU_FN uint32_t ordered(float x)
-{
-    uint32_t u = gpu_bits(x);
-    if (x != x)
-        return 0;
-    if (x == 0)
-        return 0x80000000u;
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
+/* The score that gpu_ordered gave u for. */
 GPU_FN float unordered(uint32_t u)
 {
     return gpu_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
@@ -213,7 +204,7 @@ GPU_FN void count_digits(const float *score, int nv, uint32_t value, uint32_t ma
             x[k] = four_scores(score, first + 4 * CHOOSERS * k, nv);
         for (int k = 0; k < 4 * AHEAD; k++) {
             int e = first + 4 * CHOOSERS * (k / 4) + k % 4;
-            uint32_t u = ordered(x[k / 4].v[k % 4]);
+            uint32_t u = gpu_ordered(x[k / 4].v[k % 4]);
             if (e < nv && ((u ^ value) & mask) == 0)
                 atomicAdd(hist + (u >> shift & (BINS - 1)), 1u);
         }
@@ -260,7 +251,7 @@ GPU_FN void write_choice(const float *score, int nv, uint32_t value, uint32_t ti
         uint32_t u[4], n = 0; /* above it in the low half, equal in the high one */
         next = four_scores(score, e + 4 * CHOOSERS, nv);
         for (int i = 0; i < 4; i++) {
-            u[i] = ordered(x.v[i]);
+            u[i] = gpu_ordered(x.v[i]);
             if (e + i < nv)
                 n += u[i] > value ? 1u : u[i] == value ? 1u << 16 : 0;
         }
@@ -282,7 +273,7 @@ GPU_FN uint32_t best_below(const float *score, int nv, uint32_t value, struct ch
 {
     uint32_t best = 0;
     for (int e = (int)threadIdx.x; e < nv; e += CHOOSERS) {
-        uint32_t u = ordered(score[e]);
+        uint32_t u = gpu_ordered(score[e]);
         best = u < value ? FST_MAX(best, u) : best;
     }
     for (int m = 1; m < GPU_WAVE; m *= 2) {

@@ -5,16 +5,14 @@ struct rope_job {
     struct rope_args a;
 };
 
-/* One thread per pair: the fp32 angle as published, sine and cosine of it in double. */
+/* One thread per pair. */
 GPU_KERNEL void rope_kernel(struct rope_job j)
 {
     int half = j.a.rope_dim / 2;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64_t)j.a.n * half)
         return;
-    double angle = (double)((float)j.a.pos[i / half] * j.a.freq[i % half]);
-    j.a.cs[2 * i] = (float)cos(angle);
-    j.a.cs[2 * i + 1] = (float)sin(angle);
+    gpu_angle(j.a.cs + 2 * i, j.a.freq[i % half], j.a.pos[i / half]);
 }
 
 GPU_ENTRY(rope)
@@ -37,9 +35,7 @@ GPU_KERNEL void embed_kernel(struct embed_job j)
     int64_t row = j.id[blockIdx.x];
     float *x = j.x + (int64_t)blockIdx.x * KERN_HC * j.dim;
     for (int d = (int)threadIdx.x; d < j.dim; d += (int)blockDim.x) {
-        float v = j.table.fmt == WEIGHT_F32
-                      ? ((const float *)j.table.data)[row * j.dim + d]
-                      : gpu_from_bf16(((const uint16_t *)j.table.data)[row * j.dim + d]);
+        float v = gpu_load1(j.table.fmt, j.table.data, row * j.dim + d);
         for (int k = 0; k < KERN_HC; k++)
             x[(int64_t)k * j.dim + d] = v;
     }

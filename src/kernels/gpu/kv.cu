@@ -127,14 +127,11 @@ GPU_FN void norm_entry(const struct compressor *c, float eps, float *y)
         y[ch] = gpu_bf16((float)((double)y[ch] * r * (double)c->norm[ch]));
 }
 
-/* cos and sin of the fp32 angle, as the published table has them. */
+/* (rope) of an entry's position. */
 GPU_FN void entry_angles(const struct kv_job *j, int pos, float *cs)
 {
-    for (int i = (int)threadIdx.x; i < j->rope / 2; i += (int)blockDim.x) {
-        double angle = (double)((float)pos * j->freq[i]);
-        cs[2 * i] = (float)cos(angle);
-        cs[2 * i + 1] = (float)sin(angle);
-    }
+    for (int i = (int)threadIdx.x; i < j->rope / 2; i += (int)blockDim.x)
+        gpu_angle(cs + 2 * i, j->freq[i], pos);
 }
 
 GPU_FN void store_entry(const struct kv_job *j, int64_t row, const float *y, const float *cs)

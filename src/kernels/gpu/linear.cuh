@@ -82,8 +82,8 @@ GPU_FN void lin_bf16(float *v, const uint32_t *w)
 {
     LIN_UNROLL
     for (int i = 0; i < 4; i++) {
-        v[2 * i] = gpu_float(w[i] << 16);
-        v[2 * i + 1] = gpu_float(w[i] & 0xffff0000u);
+        v[2 * i] = gpu_low(w[i]);
+        v[2 * i + 1] = gpu_high(w[i]);
     }
 }
 
@@ -260,10 +260,8 @@ GPU_FN float lin_value(const struct lin_pair &w, int which, int i)
         return gpu_e4m3(p[i]) * gpu_e8m0(scale[i / LIN_BLOCK]);
     case WEIGHT_FP4:
         return gpu_e2m1(i % 2 ? p[i / 2] >> 4 : p[i / 2] & 15) * gpu_e8m0(scale[i / 32]);
-    case WEIGHT_BF16:
-        return gpu_from_bf16(gpu_load_as<uint16_t>(p + 2 * (int64_t)i));
     default:
-        return gpu_load_as<float>(p + 4 * (int64_t)i);
+        return gpu_load1(w.fmt[which], p, i);
     }
 }
 

@@ -175,9 +175,8 @@ GPU_FN void finish_index(float *q, int dim, int rope_dim, const float *cs, float
     float scale = 1.0f / sqrtf((float)dim);
     for (int first = 0; first < dim; first += HEAD_THREADS) {
         int i = first + (int)threadIdx.x;
-        float v = i < dim ? gpu_bf16(y[i] * scale) : 0, top = fabsf(v);
-        for (int m = 1; m < 32; m *= 2) /* 32 lanes hold one block */
-            top = fmaxf(top, wave_xor(top, m));
+        float v = i < dim ? gpu_bf16(y[i] * scale) : 0;
+        float top = wave_max(fabsf(v), 32); /* 32 lanes hold one block */
         if (i < dim)
             q[i] = gpu_fp4_round(v, gpu_fp4_code(top));
     }
@@ -307,12 +306,8 @@ struct mtp_job {
 /* Element d of what part 0..3 (a stream) or 4 (the embedding) of row t reads. */
 GPU_FN float mtp_value(const struct mtp_job &j, int64_t at, bool stream, int d)
 {
-    if (stream)
-        return j.x[at * j.dim + d];
     at = at * j.dim + d;
-    return j.table.fmt == WEIGHT_F32
-               ? gpu_load_as<float>((const uint8_t *)j.table.data + 4 * at)
-               : gpu_from_bf16(gpu_load_as<uint16_t>((const uint8_t *)j.table.data + 2 * at));
+    return stream ? j.x[at] : gpu_load1(j.table.fmt, j.table.data, at);
 }
 
 /* One block per row and part: norm, then the operand, a wave per 128 values. */

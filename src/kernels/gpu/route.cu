@@ -90,9 +90,7 @@ struct finalists {
 /* Larger for the larger value; 0 is left for "nobody", a NaN comes last. */
 GPU_FN uint32_t key_of(float v)
 {
-    uint32_t u = gpu_bits(v + 0.0f); /* one zero */
-    u = u >> 31 ? ~u : u | 0x80000000u;
-    return v != v ? 1 : u;
+    return FST_MAX(gpu_ordered(v), 1u);
 }
 
 /* The k+1 best of every 32 experts: who is beaten by fewer than k+1 of them.  By rank, so that each

@@ -84,9 +84,7 @@ GPU_FN uint8_t *rows_index_page(const struct kv_layer *l, int32_t page)
 GPU_FN float rows_tile_amax(const struct gpu_quad *x)
 {
     float a = fmaxf(fmaxf(fabsf(x->v[0]), fabsf(x->v[1])), fmaxf(fabsf(x->v[2]), fabsf(x->v[3])));
-    for (int m = 1; m < ROWS_FP8_TILE / 4; m *= 2)
-        a = fmaxf(a, wave_xor(a, m));
-    return a;
+    return wave_max(a, ROWS_FP8_TILE / 4);
 }
 
 /* Pairs of values turned by cs (cos, sin, cos, sin), bf16: in double, as in ref. */
@@ -156,20 +154,6 @@ GPU_FN void rows_store4(const struct kv_layer *l, int64_t row, int d, int dim,
 
 /* ---------------------------------------------------------------- rows, read */
 
-/* Two bf16 values as floats, and back. */
-GPU_FN float rows_low(uint32_t pair)
-{
-    return gpu_float(pair << 16);
-}
-GPU_FN float rows_high(uint32_t pair)
-{
-    return gpu_float(pair & 0xffff0000u);
-}
-GPU_FN uint32_t rows_pair(float low, float high) /* both are bf16 values */
-{
-    return gpu_bits(low) >> 16 | (gpu_bits(high) & 0xffff0000u);
-}
-
 /* 16 values of a row as they lie in memory, so that the loads of many may be under way at once. */
 struct rows_raw {
     struct gpu_words a, b; /* E4M3 codes in a (and again in b); or 16 bf16 */
@@ -200,8 +184,8 @@ GPU_FN struct rows_raw rows_fetch(const struct kv_layer *l, const uint16_t *own,
 /* Four E4M3 codes times s as two pairs. */
 GPU_FN void rows_codes(uint32_t codes, float s, uint32_t pair[2])
 {
-    pair[0] = rows_pair(gpu_e4m3(codes & 255) * s, gpu_e4m3(codes >> 8 & 255) * s);
-    pair[1] = rows_pair(gpu_e4m3(codes >> 16 & 255) * s, gpu_e4m3(codes >> 24) * s);
+    pair[0] = gpu_pair(gpu_e4m3(codes & 255) * s, gpu_e4m3(codes >> 8 & 255) * s);
+    pair[1] = gpu_pair(gpu_e4m3(codes >> 16 & 255) * s, gpu_e4m3(codes >> 24) * s);
 }
 
 /* The 16 values as 8 pairs. */
@@ -222,10 +206,7 @@ GPU_FN void rows_unpack(const struct rows_raw *r, struct gpu_words out[2])
 /* Code of the scale of 32 neighbouring lanes' values. */
 GPU_FN uint32_t rows_fp4_code(float x)
 {
-    float amax = fabsf(x);
-    for (int m = 1; m < 32; m *= 2)
-        amax = fmaxf(amax, wave_xor(amax, m));
-    return gpu_fp4_code(amax);
+    return gpu_fp4_code(wave_max(fabsf(x), 32));
 }
 
 /* Value i of the key of entry e, held by thread i of the first 128 (whole waves).  Put on the grid,
@@ -269,7 +250,7 @@ GPU_FN void rows_index_load(enum index_format format, const uint8_t *page, int t
     for (int w = 0; w < 4; w++)
         for (int i = 0; i < 4; i++) {
             uint32_t byte = c.w[w] >> (8 * i);
-            pair[4 * w + i] = rows_pair(gpu_e2m1(byte & 15) * s, gpu_e2m1(byte >> 4 & 15) * s);
+            pair[4 * w + i] = gpu_pair(gpu_e2m1(byte & 15) * s, gpu_e2m1(byte >> 4 & 15) * s);
         }
 }
 

@@ -26,14 +26,6 @@ struct seam_job {
     int pieces, tile;
 };
 
-/* Sum over the 8 lanes of a slice group, in all of them. */
-GPU_FN float slice_sum(float v)
-{
-    for (int m = 1; m < SLICES; m *= 2)
-        v += wave_xor(v, m);
-    return v;
-}
-
 /* ---------------------------------------------------------------- first launch: write, products */
 
 /* x[k] = bf16(post[k]*bf16(y) + sum_j comb[j][k]*x[j]), j ascending. */
@@ -75,9 +67,7 @@ GPU_FN float square_sum(const float v[KERN_HC])
     float s = v[0] * v[0];
     for (int k = 1; k < KERN_HC; k++)
         s = fmaf(v[k], v[k], s);
-    for (int m = 1; m < COLUMNS; m *= 2)
-        s += wave_xor(s, m);
-    return s;
+    return wave_sum(s, COLUMNS);
 }
 
 GPU_KERNEL void write_kernel(struct seam_job j)
@@ -114,7 +104,7 @@ GPU_KERNEL void write_kernel(struct seam_job j)
                 for (int i = 0; i < 4; i++)
                     s = fmaf(fn[k].v[i], x.v[i], s);
             }
-            s = slice_sum(s);
+            s = wave_sum(s, SLICES);
             if (slice == 0)
                 part[((int64_t)r * SUMS + output) * j.pieces] = s;
         }
@@ -135,7 +125,7 @@ GPU_FN void add_pieces(const struct seam_job *j, int64_t row, int first, int n, 
         for (int m = 0; m < 4; m++)
             s += q.v[m];
     }
-    s = slice_sum(s);
+    s = wave_sum(s, SLICES);
     if (slice == 0 && i < n)
         sum[i] = s;
     gpu_sync();
