@@ -42,8 +42,9 @@ struct device {
     enum fst_status (*queue_new)(void **queue);
     void (*queue_free)(void *queue);
     enum fst_status (*sync)(void *queue);
-    /* Fill a struct kernels (kernels.h) of so many bytes; false: of another size than here. */
-    bool (*kernels)(void *table, size_t bytes);
+    /* Fill a struct kernels (kernels.h) of so many bytes with what is best on this card, or with what
+     * runs on every card; false: of another size than here. */
+    bool (*kernels)(void *table, size_t bytes, bool portable);
 };
 
 struct stream {

@@ -30,7 +30,8 @@ typedef struct cudaDeviceProp gpu_properties;
 
 #include "device/device.h"
 
-bool kernels_fill_gpu(void *table, size_t bytes); /* kernels/gpu/table.cu */
+bool kernels_fill_gpu(void *table, size_t bytes);  /* kernels/gpu/table.cu */
+bool kernels_fill_sm90(void *table, size_t bytes); /* kernels/sm90/table.cu */
 
 static struct device_host host;
 
@@ -124,6 +125,19 @@ static enum fst_status card_sync(void *queue)
     return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "a kernel failed", e);
 }
 
+static bool card_kernels(void *table, size_t bytes, bool portable)
+{
+#ifdef FST_SM90
+    gpu_properties prop;
+    if (!portable && GPU(GetDeviceProperties)(&prop, 0) == SUCCESS && prop.major == 9 &&
+        prop.minor == 0)
+        return kernels_fill_sm90(table, bytes);
+#else
+    (void)portable;
+#endif
+    return kernels_fill_gpu(table, bytes);
+}
+
 static enum fst_status card_open(struct device *d, const struct device_host *h)
 {
     gpu_properties prop;
@@ -150,7 +164,7 @@ static enum fst_status card_open(struct device *d, const struct device_host *h)
                          .queue_new = card_queue_new,
                          .queue_free = card_queue_free,
                          .sync = card_sync,
-                         .kernels = kernels_fill_gpu};
+                         .kernels = card_kernels};
     snprintf(d->card, sizeof d->card, "%s", prop.name);
     snprintf(d->driver, sizeof d->driver, "%d.%d", version / 1000, version % 1000 / 10);
     return FST_OK;

@@ -42,7 +42,9 @@ extern "C" {
 #define GPU_FN          static __device__ __forceinline__
 #define GPU_BOTH        static __host__ __device__ __forceinline__
 #define GPU_SHARED      __shared__
+#ifndef GPU_NAME /* kernels/sm90 compiles some files once more under its own names */
 #define GPU_NAME(entry) entry##_gpu
+#endif
 /* the block's dynamic shared memory, as an array of T */
 #define GPU_DYNAMIC(T, name)                                                                       \
     extern __shared__ __attribute__((aligned(16))) unsigned char gpu_dynamic_bytes[];              \
