@@ -3,6 +3,7 @@
 #ifndef FST_TOOLS_BENCH_H
 #define FST_TOOLS_BENCH_H
 
+#include "device/device.h"
 #include "model/cost.h"
 #include "tools/tool.h"
 
@@ -41,8 +42,8 @@ void bench_host_names(struct bench *b); /* card and driver of this computer */
 
 /* Of threads of this processor with the kernels named, over `bytes` of memory. */
 void bench_measure_host(struct bench_ceilings *m, uint64_t bytes, const char *kernels, int threads);
-/* Of a card that has been measured; false: not in the table. */
-bool bench_known_card(struct bench_ceilings *m, const char *card);
+/* Of a card, with its names: from a table, or what its copies move. */
+enum fst_status bench_measure_card(struct bench *b, const struct device *d);
 
 /* The bundled or named model through the engine; a preset's random weights without it. */
 enum fst_status bench_engine(struct bench *b, const struct options *o);

@@ -1,5 +1,5 @@
 /* bench_ceilings.c - what this machine could do: measured on processors, from a table for cards.
- * Names the model's cost by exception. */
+ * Names device and the model's cost by exception. */
 #include <immintrin.h>
 #include <math.h>
 
@@ -8,7 +8,7 @@
 
 /* Sustained rates under the power cap, as measured: pure reads by plain 16-byte loads; bf16 and FP8
  * products of 8192^3.  Burst rates (800 and 1530) end after a tenth of a second. */
-bool bench_known_card(struct bench_ceilings *m, const char *card)
+static bool known_card(struct bench_ceilings *m, const char *card)
 {
     static const struct {
         const char *card;
@@ -20,6 +20,34 @@ bool bench_known_card(struct bench_ceilings *m, const char *card)
             return true;
         }
     return false;
+}
+
+/* What copies of 128 MiB move, read and written, at best. */
+static enum fst_status measure_copies(double *bytes_s, const struct device *d)
+{
+    enum { HALF = 128 << 20 };
+    struct stream s;
+    uint8_t *p = device_alloc(d, 2 * HALF);
+    if (!p)
+        return fst_error(FST_ENOMEM, "bench: %d bytes to measure the card's memory", 2 * HALF);
+    enum fst_status rc = stream_init(&s, d, NULL, PRECISION_NATIVE, 0);
+    for (int i = 0; i < 8 && rc == FST_OK; i++) {
+        int64_t start = clock_ns();
+        rc = stream_copy(&s, p, p + HALF, HALF);
+        if (rc == FST_OK)
+            rc = stream_sync(&s);
+        *bytes_s = fmax(*bytes_s, 2.0 * HALF / clock_seconds(clock_ns() - start));
+    }
+    stream_release(&s);
+    device_free(d, p, 2 * HALF);
+    return rc;
+}
+
+enum fst_status bench_measure_card(struct bench *b, const struct device *d)
+{
+    snprintf(b->card, sizeof b->card, "%s", d->card);
+    snprintf(b->driver, sizeof b->driver, "%s %s", d->name, d->driver);
+    return known_card(&b->m, d->card) ? FST_OK : measure_copies(&b->m.read_bytes_s, d);
 }
 
 /* One pass over n bytes with the widest loads there are: 8-byte ones end at 48 GB/s of a core, below

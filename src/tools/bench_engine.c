@@ -1,5 +1,5 @@
 /* bench_engine.c - `bench step` of a checkpoint: requests through the engine, and what they cost.
- * Names the model's cost by exception. */
+ * Names device and the model's cost by exception. */
 #include <math.h>
 
 #include "base/clock.h"
@@ -271,6 +271,19 @@ static enum fst_status measure(struct run *b)
     return b->info.gamma > 0 ? measure_drafting(b, mid) : FST_OK;
 }
 
+static enum fst_status ceilings(const struct run *r, struct bench *b)
+{
+    const struct device *d;
+    FST_TRY(device_open(&d, r->info.device)); /* the engine's own */
+    if (d)
+        return bench_measure_card(b, d);
+    bench_host_names(b);
+    bench_measure_host(&b->m, r->info.weight_bytes, b->kernels, b->threads);
+    return b->m.read_bytes_s > 0 && b->m.bf16_s > 0
+               ? FST_OK
+               : fst_error(FST_EMACHINE, "bench: the machine's ceilings could not be measured");
+}
+
 static enum fst_status measure_model(struct run *r, struct bench *b)
 {
     fst_engine_get_info(r->e, &r->info);
@@ -280,15 +293,11 @@ static enum fst_status measure_model(struct run *r, struct bench *b)
     snprintf(b->preset, sizeof b->preset, "%s", b->cfg.model_type);
     snprintf(b->layout, sizeof b->layout, "%s", r->info.kv_layout);
     snprintf(b->kernels, sizeof b->kernels, "%s", r->info.kernels);
-    bench_host_names(b);
-    bench_measure_host(&b->m, r->info.weight_bytes, b->kernels, b->threads);
-    if (b->m.read_bytes_s <= 0 || b->m.bf16_s <= 0)
-        return fst_error(FST_EMACHINE, "bench: the machine's ceilings could not be measured");
+    FST_TRY(ceilings(r, b));
     rng_init(&r->rng, 1);
     FST_TRY(measure(r));
     /* Once more: other programs may have been in the way the first time. */
-    bench_measure_host(&b->m, r->info.weight_bytes, b->kernels, b->threads);
-    return FST_OK;
+    return ceilings(r, b);
 }
 
 enum fst_status bench_engine(struct bench *b, const struct options *o)

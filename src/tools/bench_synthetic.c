@@ -453,31 +453,13 @@ static enum fst_status measure(struct synth *s)
 
 /* ------------------------------------------------------------------ the machine */
 
-/* A card that is in no table: what its copies move. */
-static enum fst_status measure_copies(struct synth *s)
-{
-    size_t half = DELAY_BYTES / 2;
-    double best = 0;
-    for (int i = 0; s->delay && i < 8; i++) {
-        int64_t start = clock_ns();
-        FST_TRY(stream_copy(&s->stream, s->delay, (uint8_t *)s->delay + half, half));
-        FST_TRY(stream_sync(&s->stream));
-        best = fmax(best, 2.0 * (double)half / clock_seconds(clock_ns() - start));
-    }
-    s->b->m.read_bytes_s = best;
-    return best > 0 ? FST_OK : fst_error(FST_EMACHINE, "bench: the card's memory was not measured");
-}
-
 static enum fst_status ceilings(struct synth *s)
 {
     struct bench *b = s->b;
     snprintf(b->kernels, sizeof b->kernels, "%s", s->routing.kernels.name);
     b->threads = pool_threads(s->pool);
-    if (s->device) {
-        snprintf(b->card, sizeof b->card, "%s", s->device->card);
-        snprintf(b->driver, sizeof b->driver, "%s %s", s->device->name, s->device->driver);
-        return bench_known_card(&b->m, b->card) ? FST_OK : measure_copies(s);
-    }
+    if (s->device)
+        return bench_measure_card(b, s->device);
     bench_host_names(b);
     bench_measure_host(&b->m, (uint64_t)b->weight_bytes, b->kernels, b->threads);
     return FST_OK;
