@@ -64,6 +64,9 @@ struct model_cost model_cost_trunk(const struct model_config *c, const struct mo
 /* A layer: all its ops. */
 struct model_cost model_cost_layer(const struct model_config *c, const struct model_load *x,
                                    enum model_site site);
+/* A batch of drafts: the stages are window layers, head and embedding the trunk's, the chain reads its
+ * matrix for one position after another.  Without the injection before it. */
+struct model_cost model_cost_draft(const struct model_config *c, const struct model_load *x);
 /* A forward of the trunk, without a draft. */
 struct model_cost model_cost_step(const struct model_config *c, const struct model_load *x);
 

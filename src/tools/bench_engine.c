@@ -52,18 +52,6 @@ static struct model_cost draft_block(const struct run *b, const char *block,
         model_cost_block(c, d, block, MODEL_SITE_NONE));
 }
 
-static struct model_cost draft_step(const struct run *b, const struct model_load *d)
-{
-    const struct model_config *c = &b->b->cfg;
-    struct model_cost sum =
-        model_cost_times(model_cost_layer(c, d, MODEL_SITE_WINDOW), c->n_stages);
-    static const enum model_op ops[] = {MODEL_OP_HEAD, MODEL_OP_EMBED, MODEL_OP_ROPE,
-                                        MODEL_OP_CHAIN};
-    for (size_t i = 0; i < FST_COUNT(ops); i++)
-        sum = model_cost_sum(sum, model_cost_op(c, d, ops[i], MODEL_SITE_NONE));
-    return sum;
-}
-
 static void add_row(struct run *b, const char *name, const char *kind, int rows, int calls,
                     double us, struct model_cost c)
 {
@@ -244,8 +232,9 @@ static enum fst_status measure_drafting(struct run *b, double mid)
     add_row(b, "step", "verify", (int)lround(vt), 1, (double)st->verify_ns * 1e-3 / steps,
             step_cost(b, vt, vt, mid));
     struct model_load d = load(b, dt, fmin(mid, b->b->cfg.window)), q = load(b, requests, mid);
-    struct model_cost draft = model_cost_sum(
-        draft_step(b, &d), model_cost_op(&b->b->cfg, &q, MODEL_OP_MAIN_PROJ, MODEL_SITE_NONE));
+    struct model_cost draft =
+        model_cost_sum(model_cost_draft(&b->b->cfg, &d),
+                       model_cost_op(&b->b->cfg, &q, MODEL_OP_MAIN_PROJ, MODEL_SITE_NONE));
     double draft_ns = (double)st->draft_ns - (double)FST_MIN(pre.st.draft_ns, st->draft_ns);
     add_row(b, "step", "draft", (int)lround(dt), 1, draft_ns * 1e-3 / batches, draft);
     add_blocks(b, "round", &spec, &pre, steps, vt, vt, dt, mid);

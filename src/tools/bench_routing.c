@@ -23,9 +23,10 @@ static enum fst_status routed(const struct route_args *a, struct stream *s)
     struct bench_routing *r = active;
     size_t n = (size_t)a->n_rows * (size_t)a->k, bytes = n * sizeof *a->expert;
     FST_TRY(r->kernels.route(a, s));
-    FST_ASSERT(r->layer < r->n_layers);
-    if (r->table)
+    if (r->table && r->replaces) {
+        FST_ASSERT(r->layer < r->n_layers);
         FST_TRY(stream_copy(s, a->expert, r->table + (size_t)r->layer * n, bytes));
+    }
     r->layer++;
     if (!r->counts)
         return FST_OK;
@@ -51,6 +52,7 @@ enum fst_status bench_routing_open(struct bench_routing *r, const struct device 
 {
     size_t one = (size_t)max_rows * (size_t)r->k * sizeof *r->host;
     r->device = d;
+    r->replaces = true;
     r->max_rows = max_rows;
     r->host = mem_alloc(one);
     if (r->host && correlated)
@@ -127,6 +129,11 @@ enum fst_status bench_routing_draw(struct bench_routing *r, int requests, int wi
 void bench_routing_begin(struct bench_routing *r)
 {
     r->layer = 0;
+}
+
+void bench_routing_replace(struct bench_routing *r, bool on)
+{
+    r->replaces = on;
 }
 
 void bench_routing_count(struct bench_routing *r, bool on)

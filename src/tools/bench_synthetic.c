@@ -9,41 +9,10 @@
 
 #include "base/clock.h"
 #include "base/file.h"
-#include "base/pool.h"
 #include "kernels/rows.h"
-#include "tools/bench.h"
-#include "tools/bench_routing.h"
-#include "weights/weights.h"
+#include "tools/bench_synthetic.h"
 
-enum { SHAPES_MAX = 16, WARM = 3, PROFILED = 5, VERIFY_ROWS = 6, DELAY_BYTES = 256 << 20 };
-
-/* One case: so many requests with so many rows each. */
-struct shape {
-    const char *kind;
-    int requests, width, n_logits; /* rows that give logits: the last so many */
-    int64_t start;                 /* position of a request's first row */
-};
-
-struct synth {
-    struct bench *b;
-    const struct device *device;
-    struct pool *pool;
-    struct stream stream;
-    struct kernels kernels;
-    struct weights *weights;
-    struct kv kv;
-    struct model *model;
-    struct bench_routing routing;
-    struct shape shape[SHAPES_MAX];
-    int n_shapes, max_rows, max_requests, max_logits, steps;
-    int64_t context_length, n_pages, turn; /* turn: steps so far */
-    int32_t *ints;                         /* shared: the arrays of rows, and picks */
-    size_t int_bytes;
-    struct rows rows;
-    int32_t *slot, *pos, *id, *span, *span_first, *pick;
-    void *delay; /* device memory that is filled to keep the card busy; NULL: none */
-    double *times;
-};
+enum { WARM = 3, PROFILED = 5, VERIFY_ROWS = 6, DELAY_BYTES = 256 << 20 };
 
 /* ------------------------------------------------------------------ cases */
 
@@ -90,8 +59,14 @@ static enum fst_status cut_layers(struct model_config *c, const char *name, int 
         return fst_error(FST_EINVAL, "--layers: %s has %d layers, got %d", name, c->n_layers, n);
     c->n_layers = n ? n : c->n_layers;
     c->n_hash_layers = FST_MIN(c->n_hash_layers, c->n_layers);
-    c->has_mtp = c->has_dspark = false; /* the trunk alone */
-    c->n_stages = 0;
+    c->has_mtp = false;
+    if (!c->has_dspark)
+        c->n_stages = 0;
+    if (c->n_stages > c->n_layers)
+        return fst_error(FST_EINVAL, "--layers: the drafter of %s looks at %d layers, got %d", name,
+                         c->n_stages, c->n_layers);
+    for (int i = 0; i < c->n_stages && n; i++)
+        c->target_layer[i] = c->n_layers - c->n_stages + i;
     return FST_OK;
 }
 
@@ -152,7 +127,9 @@ static enum fst_status open_kv(struct synth *s, const struct options *o)
     if (options_word(o, "kv-layout") > 1)
         return fst_error(FST_EUNSUPPORTED, "--kv-layout paged is not built");
     struct kv_spec spec = {.device = s->device,
-                           .block = options_flag(o, "verify") ? VERIFY_ROWS : 1,
+                           .block = s->weights->n_stages ? FST_MAX(VERIFY_ROWS, s->b->cfg.gamma + 1)
+                                    : options_flag(o, "verify") ? VERIFY_ROWS
+                                                                : 1,
                            .format = bf16 ? ROW_BF16 : ROW_FP8,
                            .index_format = fp8_keys ? INDEX_FP8 : INDEX_FP4,
                            .n_slots = s->max_requests,
@@ -161,7 +138,7 @@ static enum fst_status open_kv(struct synth *s, const struct options *o)
     b->row_bytes = bf16 ? 1024 : 640;
     b->key_bytes = fp8_keys ? 132 : 68;
     snprintf(b->layout, sizeof b->layout, "%s", bf16 ? "unified-bf16" : "unified-fp8");
-    model_kv_spec(s->weights, false, &spec);
+    model_kv_spec(s->weights, s->weights->n_stages > 0, &spec);
     FST_TRY(kv_init(&s->kv, &spec));
     for (int i = 0; i < spec.n_layers; i++)
         FST_TRY(fill_kv_layer(s, &s->kv.layer[i]));
@@ -220,12 +197,14 @@ static enum fst_status open_all(struct synth *s, const struct options *o)
                             .max_rows = s->max_rows,
                             .max_logits = s->max_logits,
                             .max_requests = s->max_requests,
-                            .context_length = s->context_length};
+                            .context_length = s->context_length,
+                            .drafting = s->weights->n_stages > 0};
     FST_TRY(stream_init(&s->stream, s->device, s->pool, PRECISION_NATIVE,
                         model_scratch_bytes(s->weights, &mo, pool_threads(s->pool))));
     FST_TRY(model_open(&s->model, s->weights, &mo));
     FST_TRY(open_kv(s, o));
     FST_TRY(open_rows(s));
+    FST_TRY(synth_draft_open(s));
     if (s->device && s->device->mark)
         s->delay = device_alloc(s->device, DELAY_BYTES);
     return bench_routing_open(&s->routing, s->device, s->max_rows, options_word(o, "routing") == 1);
@@ -237,6 +216,7 @@ static void close_all(struct synth *s)
     device_free(s->device, s->delay, DELAY_BYTES);
     if (s->ints)
         device_free_shared(s->device, s->ints, s->int_bytes);
+    synth_draft_close(s);
     mem_free(s->times);
     model_free(s->model);
     kv_release(&s->kv);
@@ -327,11 +307,11 @@ static int by_value(const void *a, const void *b)
 }
 
 /* Steps until there are enough, or 20 s are over; s->times sorted. */
-static enum fst_status timed(struct synth *s, const struct shape *h, int *n)
+static enum fst_status timed(struct synth *s, const struct shape *h, synth_run_fn *run, int *n)
 {
     int64_t end = clock_ns() + (int64_t)20e9;
     for (*n = 0; *n < s->steps && (*n < 3 || clock_ns() < end); (*n)++)
-        FST_TRY(step(s, h, &s->times[*n]));
+        FST_TRY(run(s, h, &s->times[*n]));
     qsort(s->times, (size_t)*n, sizeof *s->times, by_value);
     return FST_OK;
 }
@@ -374,14 +354,17 @@ static void put(struct synth *s, const struct shape *h, const char *name, const 
 }
 
 /* One row for each block at each site, and one for what all of them take together. */
-static void put_blocks(struct synth *s, const struct shape *h, const struct model_load *x)
+static void put_blocks(struct synth *s, const struct shape *h, const struct model_load *x,
+                       int n_window)
 {
     static const char *const sites[MODEL_SITES] = {NULL, "window", "C4", "C128"};
     const struct model_config *c = &s->b->cfg;
     const struct model_timing *t;
     int blocks = model_timings(s->model, &t);
     for (int site = 0; site < MODEL_SITES; site++) {
-        int layers = site ? model_cost_layers(c, (enum model_site)site) : 1;
+        int layers = site == MODEL_SITE_NONE     ? 1
+                     : site == MODEL_SITE_WINDOW ? n_window
+                                                 : model_cost_layers(c, (enum model_site)site);
         double sum = 0;
         for (int i = 0; i < blocks; i++) {
             char name[40];
@@ -394,13 +377,13 @@ static void put_blocks(struct synth *s, const struct shape *h, const struct mode
             put(s, h, name, sites[site], (int)(t[i].at[site].calls / PROFILED), us,
                 model_cost_times(one, layers));
         }
-        if (site && layers)
+        if (site && sum > 0)
             put(s, h, "layer", sites[site], layers, sum / layers,
                 model_cost_layer(c, x, (enum model_site)site));
     }
 }
 
-static enum fst_status profile(struct synth *s, const struct shape *h, double us)
+static enum fst_status profile(struct synth *s, const struct shape *h, synth_run_fn *run, double us)
 {
     double ignored;
     const struct model_timing *t;
@@ -410,34 +393,43 @@ static enum fst_status profile(struct synth *s, const struct shape *h, double us
     for (int i = 0; i < PROFILED && rc == FST_OK; i++) {
         rc = busy(s, us);
         if (rc == FST_OK)
-            rc = step(s, h, &ignored);
+            rc = run(s, h, &ignored);
         model_timings(s->model, &t); /* empties the device's marks before the next step */
     }
     model_profile(s->model, false);
     return rc;
 }
 
-static enum fst_status measure_shape(struct synth *s, const struct shape *h)
+enum fst_status synth_measure(struct synth *s, const struct shape *h, synth_run_fn *run,
+                              const struct model_load *x, struct model_cost whole, int n_window)
 {
     double us = 0;
     int n = 0;
-    set_picks(s, h);
-    FST_TRY(bench_routing_draw(&s->routing, h->requests, h->width));
-    FST_TRY(first_step(s, h));
     for (int i = 0; i < WARM; i++)
-        FST_TRY(step(s, h, &us));
-    FST_TRY(timed(s, h, &n));
-    struct model_load x = load_of(s, h, bench_routing_distinct(&s->routing));
-    put(s, h, "step", NULL, 1, s->times[n / 2], model_cost_step(&s->b->cfg, &x));
+        FST_TRY(run(s, h, &us));
+    FST_TRY(timed(s, h, run, &n));
+    put(s, h, "step", NULL, 1, s->times[n / 2], whole);
     if (s->b->n) {
         struct bench_row *r = &s->b->out[s->b->n - 1];
         r->p95_us = s->times[FST_MIN(n - 1, n * 95 / 100)];
         r->steps = n;
-        r->distinct = x.distinct;
+        r->distinct = x->distinct;
     }
-    FST_TRY(profile(s, h, us));
-    put_blocks(s, h, &x);
+    FST_TRY(profile(s, h, run, us));
+    put_blocks(s, h, x, n_window);
     return FST_OK;
+}
+
+static enum fst_status measure_shape(struct synth *s, const struct shape *h)
+{
+    const struct model_config *c = &s->b->cfg;
+    set_picks(s, h);
+    FST_TRY(bench_routing_draw(&s->routing, h->requests, h->width));
+    FST_TRY(first_step(s, h));
+    struct model_load x = load_of(s, h, bench_routing_distinct(&s->routing));
+    FST_TRY(synth_measure(s, h, step, &x, model_cost_step(c, &x),
+                          model_cost_layers(c, MODEL_SITE_WINDOW)));
+    return s->draft && h->n_logits == s->rows.n_rows ? synth_draft(s, h) : FST_OK;
 }
 
 static enum fst_status measure(struct synth *s)

@@ -31,8 +31,10 @@ static const struct option_def defs[] = {
     {.name = "synthetic",
      .type = OPTION_TEXT,
      .arg = "PRESET",
-     .help = "no checkpoint: random weights in the formats and shapes of v4-flash, v4-pro or of a "
-             "folder's config.json, KV rows likewise, steps without the engine"},
+     .help =
+         "no checkpoint: random weights in the formats and shapes of v4-flash, v4-pro or of a "
+         "folder's config.json, KV rows likewise, steps without the engine; v4-flash-dspark and "
+         "v4-pro-dspark draft after each step"},
     {.name = "layers",
      .type = OPTION_INT,
      .initial = "0",

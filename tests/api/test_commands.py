@@ -445,7 +445,8 @@ class Model(Folder):
         r = run_json(*common, "--rows", "1,3", "--prefill", "40")
         steps = [x for x in r["rows"] if x["name"] == "step"]
         self.assertEqual([(x["kind"], x["rows"], x["context"]) for x in steps],
-                         [("decode", 1, 600), ("decode", 3, 600), ("prefill", 40, 0)])
+                         [("decode", 1, 600), ("draft", 5, 600), ("decode", 3, 600), ("draft", 15, 600),
+                          ("prefill", 40, 0)])
         self.assertGreater(r["weight_bytes"], 1e7)
         for x in r["rows"]:
             self.assertEqual((x["preset"], x["layers"], x["routing"], x["layout"]),
@@ -462,15 +463,16 @@ class Model(Folder):
         # The sum over blocks is the step.
         self.assertAlmostEqual(sum(x["bytes"] for x in r["rows"] if x["rows"] == 1 and x["name"][:6] == "block/"),
                                steps[0]["bytes"], delta=1e-6 * steps[0]["bytes"])
-        r = run_json(*common, "--rows", "2", "--verify", "--routing", "correlated", "--layers", "2",
+        r = run_json(*common, "--rows", "2", "--verify", "--routing", "correlated", "--layers", "3",
                      "--kv-layout", "unified-bf16", "--index-keys", "fp8")
         x = r["rows"][0]
         self.assertEqual((x["kind"], x["rows"], x["layers"], x["routing"], x["layout"]),
-                         ("verify", 12, 2, "correlated", "unified-bf16"))
+                         ("verify", 12, 3, "correlated", "unified-bf16"))
 
     def test_bench_synthetic_usage(self):
         for args, text in ((("--synthetic", "v9"), b"v4-pro-dspark"),
                            (("--synthetic", "v4-flash", "--layers", "44"), b"43 layers, got 44"),
+                           (("--synthetic", "v4-pro-dspark", "--layers", "2"), b"3 layers, got 2"),
                            (("--synthetic", "v4-pro", "--rows", "1,"), b"commas between, got '1,'"),
                            (("--synthetic", "v4-pro", "--rows", "0"), b"from 1 to 1024"),
                            (("--synthetic", "v4-pro", "--rows", "4 5"), b"from 1 to 1024"),

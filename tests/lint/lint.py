@@ -45,6 +45,8 @@ TOOL_EXCEPTIONS = {
     "bench_engine.c": ["device", "model"],
     "bench_routing.h": ["kernels", "weights"],
     "bench_routing.c": ["kernels"],
+    "bench_synthetic.h": ["kernels", "device", "weights", "kv", "model"],
+    "bench_draft.c": ["kernels", "device", "weights", "kv", "model"],
     "bench_synthetic.c": ["kernels", "device", "weights", "kv", "model"],
 }
 # Headers that other folders may include; all others belong to their folder alone.

@@ -121,7 +121,7 @@ static struct model_cost outside(const struct model_config *c, const struct mode
     case MODEL_OP_MAIN_PROJ:
         return fp8_linear(t, D, c->n_stages * D, 2);
     case MODEL_OP_CHAIN:
-        return (struct model_cost){t * V * r * 2, 0, 2 * t * V * r};
+        return (struct model_cost){t / x->sequences * V * r * 2 + t * V * 4, 0, 2 * t * V * r};
     case MODEL_OP_DRAW:
         return (struct model_cost){t * V * 4, 0, t * V};
     default:
@@ -248,6 +248,17 @@ struct model_cost model_cost_layer(const struct model_config *c, const struct mo
     struct model_cost sum = {0};
     for (int op = 0; op < MODEL_OP_HEAD; op++)
         sum = model_cost_sum(sum, model_cost_op(c, x, (enum model_op)op, site));
+    return sum;
+}
+
+struct model_cost model_cost_draft(const struct model_config *c, const struct model_load *x)
+{
+    static const enum model_op ops[] = {MODEL_OP_HEAD, MODEL_OP_EMBED, MODEL_OP_LAST_SEAM,
+                                        MODEL_OP_ROPE, MODEL_OP_CHAIN};
+    struct model_cost sum =
+        model_cost_times(model_cost_layer(c, x, MODEL_SITE_WINDOW), c->n_stages);
+    for (size_t i = 0; i < FST_COUNT(ops); i++)
+        sum = model_cost_sum(sum, model_cost_op(c, x, ops[i], MODEL_SITE_NONE));
     return sum;
 }
 
