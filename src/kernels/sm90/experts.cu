@@ -2,139 +2,11 @@
  *
  * A visit is one expert's work on one row: v = t*k + slot for the routed ones, n_rows*k + t for the
  * shared one.  Launches: lists and operands; gate and up; hidden values to the E4M3 grid; down; sums.
- * A block multiplies 64 weight rows by up to N visits of one expert (S of the shared one), so that an
- * expert's weights are read once.  Who shares a tile changes no bits: each visit's output is kept
+ * A warpgroup multiplies 64 weight rows by up to N visits of one expert (S of the shared one), so that an
+ * expert's weights are read once; with few visits it goes from tile to tile and asks for the next one's
+ * weights while it still works on the last.  Who shares a tile changes no bits: each visit's output is kept
  * apart, and a row's are added in ascending expert order, the shared one last. */
-#include "kernels/sm90/linear.cuh"
-
-enum {
-    EXPERT_ROWS = 1024, /* rows at a time: bounds the scratch for the visits' outputs */
-    EXPERTS_MAX = 512,
-    LIST_THREADS = 1024,
-    GATES = STREAM_ROWS / 2 /* hidden values of a block: their gate and up rows are its tile */
-};
-
-/* Up to N visits of one expert, or S of the shared one: list[first .. first+n-1]. */
-struct visit_tile {
-    int32_t expert, first, n;
-};
-
-struct expert_job {
-    struct expert_mats shared;
-    const struct expert_mats *experts;
-    struct lin_input in;
-    const int32_t *expert;
-    const float *weight;
-    struct visit_tile *tile; /* shared ones first */
-    int32_t *n_tiles;
-    int32_t *list;
-    uint16_t *h;      /* (visits, moe_dim) bf16 */
-    uint8_t *h_codes; /* operand of w2 */
-    float *z;         /* (visits, dim) */
-    float *y;
-    int n_rows, k, dim, moe_dim, n_experts, per_tile, per_shared;
-    int first_tile; /* of a launch */
-    float limit;
-};
-
-GPU_BOTH int routed_visits(const struct expert_job &j)
-{
-    return j.n_rows * j.k;
-}
-GPU_BOTH int all_visits(const struct expert_job &j)
-{
-    return j.n_rows * (j.k + 1);
-}
-GPU_BOTH int shared_tiles(const struct expert_job &j)
-{
-    return (j.n_rows + j.per_shared - 1) / j.per_shared;
-}
-/* Routed tiles, at most. */
-static int64_t routed_tiles(const struct expert_job &j)
-{
-    int64_t v = routed_visits(j);
-    return FST_MIN(v, j.n_experts + v / j.per_tile);
-}
-
-/* ---------------------------------------------------------------- lists and operands */
-
-struct visit_lists {
-    int count[EXPERTS_MAX], start[EXPERTS_MAX], tiles[EXPERTS_MAX], wave[LIST_THREADS / 32];
-};
-
-/* x[i] of all threads to the sum of those before i; returns the sum of all. */
-GPU_FN int sum_before(int *x, int *wave)
-{
-    int v = *x, lane = gpu_lane(), sum = v, all = 0;
-#pragma unroll
-    for (int m = 1; m < 32; m *= 2) {
-        int up = __shfl_up_sync(0xffffffffu, sum, m);
-        sum += lane >= m ? up : 0;
-    }
-    __syncthreads();
-    if (lane == 31)
-        wave[gpu_wave()] = sum;
-    __syncthreads();
-    for (int w = 0; w < LIST_THREADS / 32; w++) {
-        sum += w < gpu_wave() ? wave[w] : 0;
-        all += wave[w];
-    }
-    *x = sum - v;
-    return all;
-}
-
-/* The visits of each expert side by side, and tiles of them.  Their order within an expert is of no
- * account. */
-GPU_FN void make_lists(const struct expert_job &j, struct visit_lists &l)
-{
-    int t = (int)threadIdx.x, routed = routed_visits(j), shared = shared_tiles(j);
-    if (t < EXPERTS_MAX)
-        l.count[t] = 0;
-    __syncthreads();
-    for (int v = t; v < routed; v += LIST_THREADS)
-        atomicAdd(&l.count[j.expert[v]], 1);
-    __syncthreads();
-    int n = t < j.n_experts ? l.count[t] : 0, tiles = (n + j.per_tile - 1) / j.per_tile;
-    int start = n, first = tiles;
-    sum_before(&start, l.wave);
-    int all = sum_before(&first, l.wave);
-    if (t < j.n_experts) {
-        l.start[t] = start;
-        for (int i = 0; i < tiles; i++) {
-            struct visit_tile x = {t, start + i * j.per_tile, min(j.per_tile, n - i * j.per_tile)};
-            j.tile[shared + first + i] = x;
-        }
-    }
-    if (t == 0)
-        *j.n_tiles = shared + all;
-    for (int i = t; i < shared; i += LIST_THREADS) {
-        struct visit_tile x = {-1, routed + i * j.per_shared,
-                               min(j.per_shared, j.n_rows - i * j.per_shared)};
-        j.tile[i] = x;
-    }
-    __syncthreads();
-    for (int v = t; v < routed; v += LIST_THREADS)
-        j.list[atomicAdd(&l.start[j.expert[v]], 1)] = v;
-    for (int i = t; i < j.n_rows; i += LIST_THREADS)
-        j.list[routed + i] = routed + i;
-}
-
-GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)
-    list_kernel(const __grid_constant__ struct expert_job j)
-{
-    GPU_SHARED struct visit_lists l;
-    gpu_let_next();
-    gpu_wait_before();
-    if (blockIdx.x == 0) {
-        make_lists(j, l);
-        return;
-    }
-    int blocks = j.dim / LIN_BLOCK, unit = ((int)blockIdx.x - 1) * gpu_waves() + gpu_wave();
-    int row = unit / blocks, b = unit % blocks;
-    if (row < j.n_rows)
-        operand_codes((uint8_t *)j.in.grid, j.n_rows, j.dim, row, b,
-                      gpu_load4(j.in.x + (int64_t)row * j.dim + b * LIN_BLOCK + 4 * gpu_lane()));
-}
+#include "kernels/sm90/experts.cuh"
 
 /* ---------------------------------------------------------------- gate and up */
 
@@ -183,6 +55,24 @@ GPU_FN void put_hidden(const struct expert_job &j, const int *visit, int n, int 
     }
 }
 
+/* Visits of tile v to shared memory: the shared expert's are all rows in order. */
+GPU_FN void visits_of(const struct expert_job &j, const struct visit_tile &v, int *visit)
+{
+    for (int i = (int)threadIdx.x; i < v.n; i += STREAM_THREADS)
+        visit[i] = v.expert < 0 ? v.first + i : j.list[v.first + i];
+}
+
+/* Tile i of the shared expert. */
+GPU_FN struct visit_tile shared_tile(const struct expert_job &j, int i)
+{
+    struct visit_tile v = {};
+    int row = i * j.per_shared;
+    v.expert = -1;
+    v.first = routed_visits(j) + row;
+    v.n = min(j.per_shared, j.n_rows - row);
+    return v;
+}
+
 template <int F, int N>
 GPU_FN void hidden(const struct expert_job &j, const struct expert_mats &m,
                    const struct visit_tile &v, int o, uint8_t *shared, int *row, int *visit)
@@ -194,34 +84,30 @@ GPU_FN void hidden(const struct expert_job &j, const struct expert_mats &m,
     expert_half(&t, 1, m.w3, o, j.moe_dim - o - 1);
     t.step = 8;
     t.row = row;
-    for (int i = (int)threadIdx.x; i < v.n; i += STREAM_THREADS) {
-        visit[i] = j.list[v.first + i];
+    visits_of(j, v, visit);
+    for (int i = (int)threadIdx.x; i < v.n; i += STREAM_THREADS)
         row[i] = visit[i] < routed ? visit[i] / j.k : visit[i] - routed;
-    }
     stream_sum<F, N, false>(acc, t, shared);
     put_hidden<N>(j, visit, v.n, o, acc);
 }
 
-/* N or S of 0: the tiles are all shared ones, or all routed. */
-template <int N, int S>
-GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 8 && S <= 8 ? 4 : 2)
+/* Tiles of the shared expert (SHARED), or all routed ones. */
+template <int N, bool SHARED>
+GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 16 ? 4 : 2)
     hidden_kernel(const __grid_constant__ struct expert_job j)
 {
     GPU_DYNAMIC(uint8_t, shared);
-    GPU_SHARED int row[S > N ? S : N], visit[S > N ? S : N];
-    int outs = (j.moe_dim + GATES - 1) / GATES;
-    int tile = j.first_tile + (int)blockIdx.x / outs, o = (int)blockIdx.x % outs * GATES;
+    GPU_SHARED int row[N], visit[N];
+    int outs = outputs(j, false);
+    int tile = (int)blockIdx.x / outs, o = (int)blockIdx.x % outs * GATES;
     gpu_let_next();
-    gpu_wait_before();
-    if (tile >= *j.n_tiles)
+    if (SHARED) {
+        hidden<FORM_FP8, N>(j, j.shared, shared_tile(j, tile), o, shared, row, visit);
         return;
-    struct visit_tile v = j.tile[tile];
-    if constexpr (S > 0)
-        if (v.expert < 0)
-            hidden<FORM_FP8, S>(j, j.shared, v, o, shared, row, visit);
-    if constexpr (N > 0)
-        if (v.expert >= 0)
-            hidden<FORM_FP4, N>(j, j.experts[v.expert], v, o, shared, row, visit);
+    }
+    gpu_wait_before();
+    if (tile < *j.n_tiles)
+        hidden<FORM_FP4, N>(j, j.experts[j.tile[tile].expert], j.tile[tile], o, shared, row, visit);
 }
 
 /* Hidden values as operand of w2: a wave per visit and 128 values. */
@@ -241,48 +127,53 @@ GPU_KERNEL void grid_kernel(const __grid_constant__ struct expert_job j)
 
 /* ---------------------------------------------------------------- down */
 
+/* Outputs o .. of the tile's visits. */
+template <int N>
+GPU_FN void put_sums(const struct expert_job &j, const int *visit, int n, int o,
+                     const float (&acc)[N / 2])
+{
+    int t = (int)threadIdx.x;
+    o += t / 32 * 16 + t / 4 % 8;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        int c = i / 4 * 8 + 2 * (t % 4) + i % 2, at = o + i / 2 % 2 * 8;
+        if (c < n && at < j.dim)
+            j.z[(int64_t)visit[c] * j.dim + at] = acc[i];
+    }
+}
+
 template <int F, int N>
 GPU_FN void down(const struct expert_job &j, const struct mat &w2, const struct visit_tile &v,
                  int o, uint8_t *shared, int *row)
 {
     float acc[N / 2];
     struct stream_tile t = expert_input(j.h_codes, all_visits(j), j.moe_dim, v.n);
-    int left = j.dim - o - 1, second = left >= 8 ? 8 : 0, tid = (int)threadIdx.x;
+    int left = j.dim - o - 1, second = left >= 8 ? 8 : 0;
     expert_half(&t, 0, w2, o, left);
     expert_half(&t, 1, w2, o + second, left - second);
     t.step = 16;
     t.row = row;
-    for (int i = tid; i < v.n; i += STREAM_THREADS)
-        row[i] = j.list[v.first + i];
+    visits_of(j, v, row);
     stream_sum<F, N, true>(acc, t, shared);
-    o += tid / 32 * 16 + tid / 4 % 8;
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        int c = i / 4 * 8 + 2 * (tid % 4) + i % 2, at = o + i / 2 % 2 * 8;
-        if (c < v.n && at < j.dim)
-            j.z[(int64_t)row[c] * j.dim + at] = acc[i];
-    }
+    put_sums<N>(j, row, v.n, o, acc);
 }
 
-template <int N, int S>
-GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 8 && S <= 8 ? 4 : 2)
+template <int N, bool SHARED>
+GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 16 ? 4 : 2)
     down_kernel(const __grid_constant__ struct expert_job j)
 {
     GPU_DYNAMIC(uint8_t, shared);
-    GPU_SHARED int row[S > N ? S : N];
-    int outs = (j.dim + STREAM_ROWS - 1) / STREAM_ROWS;
-    int tile = j.first_tile + (int)blockIdx.x / outs, o = (int)blockIdx.x % outs * STREAM_ROWS;
+    GPU_SHARED int row[N];
+    int outs = outputs(j, true);
+    int tile = (int)blockIdx.x / outs, o = (int)blockIdx.x % outs * STREAM_ROWS;
     gpu_let_next();
-    gpu_wait_before();
-    if (tile >= *j.n_tiles)
+    if (SHARED) {
+        down<FORM_FP8, N>(j, j.shared.w2, shared_tile(j, tile), o, shared, row);
         return;
-    struct visit_tile v = j.tile[tile];
-    if constexpr (S > 0)
-        if (v.expert < 0)
-            down<FORM_FP8, S>(j, j.shared.w2, v, o, shared, row);
-    if constexpr (N > 0)
-        if (v.expert >= 0)
-            down<FORM_FP4, N>(j, j.experts[v.expert].w2, v, o, shared, row);
+    }
+    gpu_wait_before();
+    if (tile < *j.n_tiles)
+        down<FORM_FP4, N>(j, j.experts[j.tile[tile].expert].w2, j.tile[tile], o, shared, row);
 }
 
 /* Four values of y a thread: experts ascending, the shared one last. */
@@ -303,43 +194,224 @@ GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
     gpu_store4(j.y + i, sum);
 }
 
-/* ---------------------------------------------------------------- launcher */
+/* ---------------------------------------------------------------- from tile to tile */
 
-/* One launch of `kernel` over n tiles from `first`, `per` of their outputs a block. */
-template <int N, int S>
-static void launch(void (*kernel)(struct expert_job), struct expert_job j, int64_t first, int64_t n,
-                   int64_t blocks, struct stream *s)
+/* A warpgroup's items: 64 weight rows of a routed tile, every `step`-th from `first`. */
+struct walk {
+    int first, step, n, outs;
+};
+
+GPU_FN int walk_item(const struct walk &w, int i)
 {
-    constexpr size_t a = N ? stream_ring < N ? N : 8 > ::bytes : 0,
-                     b = S ? stream_ring < S ? S : 8 > ::bytes : 0;
-    j.first_tile = (int)first;
-    sm90_launch(kernel, n * blocks, STREAM_THREADS, FST_MAX(a, b), 1, s, j);
+    return w.first + i * w.step;
 }
 
-/* Few rows: all tiles in one launch.  Else the shared expert's many rows have their own, wider tiles,
- * and would cost the others their place on a processor. */
+/* Tile of item i, on its way to shared memory; by eight threads. */
+GPU_FN void walk_ask(const struct expert_job &j, const struct walk &w, struct visit_tile *tiles,
+                     int i)
+{
+    static_assert(sizeof *tiles == 128, "eight copies");
+    int t = group_thread();
+    if (i >= w.n || t >= 8)
+        return;
+    const struct visit_tile *from = j.tile + walk_item(w, i) / w.outs;
+    copy16(shared_at(tiles + i % 4) + (uint32_t)(16 * t), (const uint8_t *)from + 16 * t);
+}
+
+template <bool DOWN>
+GPU_FN struct stream_tile walk_tile(const struct expert_job &j, const struct walk &w,
+                                    const struct visit_tile *tiles, int i)
+{
+    const struct visit_tile &v = tiles[i % 4];
+    int width = DOWN ? j.moe_dim : j.dim, out = walk_item(w, i) % w.outs;
+    int o = out * (DOWN ? (int)STREAM_ROWS : (int)GATES), left = (DOWN ? j.dim : j.moe_dim) - o - 1;
+    int second = DOWN && left >= 8 ? 8 : 0;
+    struct stream_tile t = expert_input(DOWN ? j.h_codes : (const uint8_t *)j.in.grid,
+                                        DOWN ? all_visits(j) : j.n_rows, width, v.n);
+    t.pitch = width / 2;
+    t.s_pitch = width / 32;
+    t.w[0] = v.w[DOWN ? 2 : 0] + o * t.pitch;
+    t.w[1] = v.w[DOWN ? 2 : 1] + (o + second) * t.pitch;
+    t.s[0] = v.s[DOWN ? 2 : 0] + (int64_t)o * t.s_pitch;
+    t.s[1] = v.s[DOWN ? 2 : 1] + (int64_t)(o + second) * t.s_pitch;
+    t.last[0] = left;
+    t.last[1] = left - second;
+    t.step = DOWN ? 16 : 8;
+    t.row = DOWN ? v.visit : v.row;
+    return t;
+}
+
+template <bool DOWN>
+GPU_FN void walk_put(const struct expert_job &j, const struct walk &w,
+                     const struct visit_tile *tiles, int i, const float (&acc)[VISITS / 2])
+{
+    const struct visit_tile &v = tiles[i % 4];
+    int out = walk_item(w, i) % w.outs;
+    if (DOWN)
+        put_sums<VISITS>(j, v.visit, v.n, out * STREAM_ROWS, acc);
+    else
+        put_hidden<VISITS>(j, v.visit, v.n, out * GATES, acc);
+}
+
+/* Copies stage `fed` of all items; its item and stage there. */
+struct walk_feed {
+    struct stream_feed<FORM_FP4, VISITS> feed;
+    int item, stage;
+};
+template <bool DOWN>
+GPU_FN void walk_copy(struct walk_feed &f, const struct expert_job &j, const struct walk &w,
+                      struct visit_tile *tiles, uint32_t ring, int slot)
+{
+    int width = DOWN ? j.moe_dim : j.dim;
+    if (f.item >= w.n)
+        return;
+    if (f.stage == 0) {
+        struct stream_tile t = walk_tile<DOWN>(j, w, tiles, f.item);
+        feed_weights<FORM_FP4, VISITS>(f.feed, t);
+        feed_inputs<FORM_FP4, VISITS>(f.feed, t);
+        walk_ask(j, w, tiles, f.item + 1);
+    }
+    copy_weights<FORM_FP4, VISITS>(f.feed, ring, slot);
+    copy_inputs<FORM_FP4, VISITS>(f.feed, ring, slot, width / LIN_BLOCK - 2 * f.stage);
+    if (++f.stage == (width + 255) / 256) {
+        f.stage = 0;
+        f.item++;
+    }
+}
+
+/* The routed tiles' gate and up, or down, by worker `worker` of so many warpgroups.  The loop is over
+ * the stages of all its items, so that the ring never runs dry between two.  A tile's words arrive with
+ * the stages of the tile before: an item has four or more, and the ring is no longer than five. */
+template <bool DOWN>
+GPU_FN void walk_routed(const struct expert_job &j, int worker, int workers, uint8_t *shared,
+                        struct visit_tile *tiles)
+{
+    constexpr int slots = stream_ring<VISITS>::slots;
+    uint8_t *base = shared + (-shared_at(shared) & 1023);
+    const uint8_t *table = base + stream_ring<VISITS>::table;
+    uint32_t ring = shared_at(base);
+    int outs = outputs(j, DOWN);
+    int all = *j.n_tiles * outs, blocks = (DOWN ? j.moe_dim : j.dim) / LIN_BLOCK;
+    int segment = blocks / KERN_SEGMENTS, in_segment = 0, done = 0;
+    struct walk w = {worker, workers, (all - worker + workers - 1) / workers, outs};
+    struct walk_feed f;
+    float acc[VISITS / 2] = {}, pending[3][VISITS / 2], scale[2];
+    static_assert(slots <= 5, "a tile's words are there when its first stage is");
+    if (worker >= all)
+        return;
+    walk_ask(j, w, tiles, 0);
+    copies_end();
+    e4m3_table(base + stream_ring<VISITS>::table);
+    copies_wait<0>();
+    group_sync();
+    f.item = f.stage = 0;
+    for (int i = 0; i < slots - 1; i++) {
+        walk_copy<DOWN>(f, j, w, tiles, ring, i);
+        copies_end();
+    }
+    int at = 0, fill = slots - 1, block = 0;
+    for (int item = 0; item < w.n;) {
+        const uint8_t *slot = base + at * stream_ring<VISITS>::slot;
+        const uint8_t *scales =
+            base + stream_ring<VISITS>::all_scales + at * stream_ring<VISITS>::scales;
+        copies_wait<slots - 2>();
+        shared_to_wgmma();
+        group_sync();
+        walk_copy<DOWN>(f, j, w, tiles, ring, fill);
+        copies_end();
+#pragma unroll
+        for (int b = 0; b < 2; b++, block++) {
+            if (block >= blocks)
+                break;
+            stream_block<FORM_FP4, VISITS>(acc, slot, scales, table, scale, b);
+            if (DOWN && ++in_segment == segment) {
+                stream_segment<VISITS>(acc, pending, done++);
+                in_segment = 0;
+            }
+        }
+        fill = at;
+        at = at + 1 == slots ? 0 : at + 1;
+        if (block < blocks)
+            continue;
+        walk_put<DOWN>(j, w, tiles, item++, acc);
+        for (int i = 0; i < VISITS / 2; i++)
+            acc[i] = 0;
+        block = done = 0;
+    }
+    copies_wait<0>();
+}
+
+/* `first` blocks for the shared expert's outputs, the others walk.  Nothing before the lists are there. */
+template <bool DOWN>
+GPU_KERNEL void __launch_bounds__(STREAM_THREADS, 4)
+    walk_kernel(const __grid_constant__ struct expert_job j)
+{
+    GPU_DYNAMIC(uint8_t, shared);
+    GPU_SHARED struct visit_tile tiles[4];
+    GPU_SHARED int row[VISITS], visit[VISITS];
+    int block = (int)blockIdx.x, first = j.shared_blocks;
+    gpu_let_next();
+    if (block >= first) {
+        gpu_wait_before();
+        walk_routed<DOWN>(j, block - first, (int)gridDim.x - first, shared, tiles);
+    } else if (DOWN)
+        down<FORM_FP8, VISITS>(j, j.shared.w2, shared_tile(j, 0), block * STREAM_ROWS, shared, row);
+    else
+        hidden<FORM_FP8, VISITS>(j, j.shared, shared_tile(j, 0), block * GATES, shared, row, visit);
+}
+
+/* ---------------------------------------------------------------- launcher */
+
+template <int N>
+static void launch(void (*kernel)(struct expert_job), const struct expert_job &j, int64_t blocks,
+                   struct stream *s)
+{
+    sm90_launch(kernel, blocks, STREAM_THREADS, stream_ring<N>::bytes, 1, s, j);
+}
+
+/* Rows of the shared expert in tiles of S, the routed visits by warpgroups that walk. */
+template <int S, bool DOWN> static void walk(struct expert_job j, struct stream *s)
+{
+    int64_t shared = outputs(j, DOWN), routed = shared;
+    int64_t places = 4 * (int64_t)j.processors;
+    routed *= routed_tiles(j);
+    if (S == VISITS) { /* in one launch */
+        j.shared_blocks = (int)shared;
+        launch<VISITS>(walk_kernel<DOWN>, j, shared + FST_MIN(routed, places - shared), s);
+        return;
+    }
+    shared *= shared_tiles(j);
+    if (DOWN)
+        launch<S>(down_kernel<S, true>, j, shared, s);
+    else
+        launch<S>(hidden_kernel<S, true>, j, shared, s);
+    launch<VISITS>(walk_kernel<DOWN>, j, FST_MIN(routed, places), s);
+}
+
+/* Tiles of N visits, a block each. */
+template <int N, int S, bool DOWN> static void tiles(const struct expert_job &j, struct stream *s)
+{
+    int64_t outs = outputs(j, DOWN);
+    launch<S>(DOWN ? down_kernel<S, true> : hidden_kernel<S, true>, j, outs * shared_tiles(j), s);
+    launch<N>(DOWN ? down_kernel<N, false> : hidden_kernel<N, false>, j, outs * routed_tiles(j), s);
+}
+
 template <int N, int S> static void run(struct expert_job j, struct stream *s)
 {
+    int64_t h = div_up((int64_t)all_visits(j) * (j.moe_dim / LIN_BLOCK), 4);
+    bool walks = N == VISITS && FST_MIN(j.dim, j.moe_dim) >= 1024; /* see walk_routed */
     j.per_tile = N;
     j.per_shared = S;
-    int64_t shared = shared_tiles(j), routed = routed_tiles(j), all = shared + routed;
-    int64_t gates = div_up(j.moe_dim, GATES), outs = div_up(j.dim, STREAM_ROWS);
-    int64_t x = div_up((int64_t)j.n_rows * (j.dim / LIN_BLOCK), LIST_THREADS / 32);
-    int64_t h = div_up((int64_t)all_visits(j) * (j.moe_dim / LIN_BLOCK), 4);
-    sm90_launch(list_kernel, 1 + x, LIST_THREADS, 0, 1, s, j);
-    if (S <= 8)
-        launch<N, S>(hidden_kernel<N, S>, j, 0, all, gates, s);
-    else {
-        launch<0, S>(hidden_kernel<0, S>, j, 0, shared, gates, s);
-        launch<N, 0>(hidden_kernel<N, 0>, j, shared, routed, gates, s);
-    }
+    experts_lists(j, s);
+    if (walks)
+        walk<S, false>(j, s);
+    else
+        tiles<N, S, false>(j, s);
     sm90_launch(grid_kernel, h, 128, 0, 1, s, j);
-    if (S <= 8)
-        launch<N, S>(down_kernel<N, S>, j, 0, all, outs, s);
-    else {
-        launch<0, S>(down_kernel<0, S>, j, 0, shared, outs, s);
-        launch<N, 0>(down_kernel<N, 0>, j, shared, routed, outs, s);
-    }
+    if (walks)
+        walk<S, true>(j, s);
+    else
+        tiles<N, S, true>(j, s);
     sm90_launch(sum_kernel, div_up((int64_t)j.n_rows * j.dim / 4, 128), 128, 0, 1, s, j);
 }
 
@@ -367,6 +439,7 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
     j.moe_dim = a->moe_dim;
     j.n_experts = a->n_experts;
     j.limit = a->limit;
+    j.processors = s->device->multiprocessors;
     if (n <= 8)
         run<8, 8>(j, s);
     else if (n <= 16)

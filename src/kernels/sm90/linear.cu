@@ -5,9 +5,9 @@
  * (project.cu here).  An operand is what stream.cuh multiplies: `grid` holds a row's E4M3 codes, and
  * behind all rows their scales, one float per 128 values; `raw` holds bf16.
  *
- * A block multiplies 64 outputs by up to 64 input rows over one slice of K; K is cut into 1, 2, 4 or 8
- * slices, by the matrix alone, so that every matrix keeps a card busy at one row.  The slices of a
- * tile are blocks of one cluster, which adds them as a tree. */
+ * A warpgroup multiplies 64 outputs by up to 64 input rows over one slice of K; K is cut into 1, 2, 4 or
+ * 8 slices, by the matrix alone, so that every matrix keeps a card busy at one row.  Four slices of
+ * a tile are warpgroups of one block, eight a cluster of two; their sums are added as a tree. */
 #include "kernels/sm90/linear.cuh"
 
 /* ---------------------------------------------------------------- operands */
@@ -69,18 +69,28 @@ GPU_BOTH int slices(const struct lin_job &j)
     return n;
 }
 
-/* This block's part of job j: 64 outputs from o, input rows from `row`, slice `slice` of n. */
+/* Slices side by side in a block, as many as there are up to four; the others are blocks of its
+ * cluster. */
+enum { GROUPS_MAX = 4 };
+GPU_BOTH int slices_here(int n)
+{
+    return n < GROUPS_MAX ? n : (int)GROUPS_MAX;
+}
+
+/* A warpgroup's part of job j: 64 outputs from o, input rows from `row`, slice `slice` of n. */
 struct lin_part {
     int o, row, slice, n;
 };
 
-template <int N> GPU_FN struct lin_part lin_part_of(const struct lin_job &j, int block)
+/* Of group `group` of block `block` of the job. */
+template <int N> GPU_FN struct lin_part lin_part_of(const struct lin_job &j, int block, int group)
 {
     struct lin_part p;
     int tiles = (j.n_rows + N - 1) / N;
     p.n = slices(j);
-    p.slice = block % p.n;
-    block /= p.n;
+    int here = slices_here(p.n), blocks = p.n / here;
+    p.slice = block % blocks * here + group % here;
+    block = block / blocks * (blockDim.x / STREAM_THREADS / here) + group / here;
     p.o = block / tiles * STREAM_ROWS;
     p.row = block % tiles * N;
     return p;
@@ -122,7 +132,7 @@ template <int N>
 GPU_FN void lin_put_sums(const struct lin_job &j, const struct lin_part &p,
                          const float (&acc)[N / 2])
 {
-    int t = (int)threadIdx.x, o = p.o + t / 32 * 16 + t / 4 % 8, row = p.row + 2 * (t % 4);
+    int t = group_thread(), o = p.o + t / 32 * 16 + t / 4 % 8, row = p.row + 2 * (t % 4);
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         lin_store(j, row + i / 4 * 8 + i % 2, o + i / 2 % 2 * 8, acc[i]);
@@ -132,25 +142,37 @@ GPU_FN void lin_put_sums(const struct lin_job &j, const struct lin_part &p,
 enum { SUM_PITCH = STREAM_ROWS + 4 };
 template <int N> GPU_FN void lin_share(float *sums, const float (&acc)[N / 2])
 {
-    int t = (int)threadIdx.x, o = t / 32 * 16 + t / 4 % 8, row = 2 * (t % 4);
+    int t = group_thread(), o = t / 32 * 16 + t / 4 % 8, row = 2 * (t % 4);
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         sums[(row + i / 4 * 8 + i % 2) * SUM_PITCH + o + i / 2 % 2 * 8] = acc[i];
 }
 
-/* The slices' sums as a tree; the blocks of a tile share its values. */
-template <int N>
-GPU_FN void lin_join(const struct lin_job &j, const struct lin_part &p, const float *sums)
+/* Bytes of a group's part of the shared memory. */
+template <int N> GPU_BOTH constexpr size_t group_bytes(void)
 {
-    int first = (int)blockIdx.x % 8 - p.slice, rows = min(N, j.n_rows - p.row);
-    for (int i = p.slice * STREAM_THREADS + (int)threadIdx.x; i < rows * STREAM_ROWS;
+    return (stream_ring<N>::bytes + 127) / 128 * 128;
+}
+
+/* The slices' sums as a tree; the groups of a tile share its values.  `shared`: the block's. */
+template <int N>
+GPU_FN void lin_join(const struct lin_job &j, const struct lin_part &p, const uint8_t *shared)
+{
+    int here = slices_here(p.n), blocks = p.n / here, rows = min(N, j.n_rows - p.row);
+    int first = group_of() / here * here; /* group of slice 0 of a block */
+    int rank = p.slice / here, block0 = (int)blockIdx.x % 2 - rank;
+    for (int i = p.slice * STREAM_THREADS + group_thread(); i < rows * STREAM_ROWS;
          i += p.n * STREAM_THREADS) {
         int row = i / STREAM_ROWS, o = i % STREAM_ROWS;
-        uint32_t at = shared_at(sums + row * SUM_PITCH + o);
         float v[8];
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-            v[k] = k < p.n ? cluster_load(at, first + k) : 0;
+        for (int k = 0; k < 8; k++) {
+            const uint8_t *group = shared + (first + k % GROUPS_MAX) * group_bytes<N>();
+            const float *sum = (const float *)(const void *)group + row * SUM_PITCH + o;
+            v[k] = 0;
+            if (k < p.n)
+                v[k] = blocks == 1 ? *sum : cluster_load(shared_at(sum), block0 + k / GROUPS_MAX);
+        }
         float low = (v[0] + v[1]) + (v[2] + v[3]), high = (v[4] + v[5]) + (v[6] + v[7]);
         lin_store(j, p.row + row, p.o + o, low + high);
     }
@@ -158,7 +180,6 @@ GPU_FN void lin_join(const struct lin_job &j, const struct lin_part &p, const fl
 
 template <int N> struct lin_launch {
     struct lin_batch b;
-    bool cluster;
 };
 
 template <int N>
@@ -173,57 +194,71 @@ GPU_FN void lin_sums(float (&acc)[N / 2], const struct lin_job &j, const struct 
         stream_sum<FORM_FP8, N, false>(acc, t, shared);
 }
 
-template <int N>
-GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 8 ? 4 : 2)
+/* GROUPS warpgroups; clusters of two blocks with more than one. */
+template <int N, int GROUPS>
+GPU_KERNEL void __launch_bounds__(STREAM_THREADS *GROUPS, N <= 16       ? 4 / GROUPS
+                                                          : GROUPS == 1 ? 3
+                                                                        : 1)
     product_kernel(const __grid_constant__ struct lin_launch<N> l)
 {
     GPU_DYNAMIC(uint8_t, shared);
-    GPU_SHARED int row[N];
+    GPU_SHARED int row_of[GROUPS][N];
     int block = (int)blockIdx.x, i = 0;
     gpu_let_next();
     while (block >= l.b.job[i].blocks)
         block -= l.b.job[i++].blocks;
     const struct lin_job &j = l.b.job[i];
-    struct lin_part p = lin_part_of<N>(j, block);
+    struct lin_part p = lin_part_of<N>(j, block, group_of());
+    uint8_t *own = shared + group_of() * group_bytes<N>();
     float acc[N / 2];
-    bool mine = p.o < j.w.n_out; /* a job's last cluster may be wider than it */
+    bool mine = p.o < j.w.n_out; /* a job's last blocks may be wider than it */
     if (mine) {
         struct stream_tile t = lin_tile<N>(j, p, j.flags & LIN_WIDE);
-        t.row = row;
-        for (int r = (int)threadIdx.x; r < N; r += STREAM_THREADS)
-            row[r] = p.row + r;
-        lin_sums<N>(acc, j, t, shared);
+        t.row = row_of[group_of()];
+        for (int r = group_thread(); r < N; r += STREAM_THREADS)
+            row_of[group_of()][r] = p.row + r;
+        lin_sums<N>(acc, j, t, own);
         if (p.n == 1)
             lin_put_sums<N>(j, p, acc);
         else
-            lin_share<N>((float *)(void *)shared, acc);
-    }
-    if (!l.cluster)
+            lin_share<N>((float *)(void *)own, acc);
+    } else
+        gpu_wait_before();
+    if (GROUPS == 1)
         return;
     cluster_sync();
     if (mine && p.n > 1)
-        lin_join<N>(j, p, (const float *)(const void *)shared);
+        lin_join<N>(j, p, shared);
     cluster_sync(); /* nobody leaves while others read its sums */
 }
 
-template <int N> static void run(struct stream *s, const struct lin_batch *b)
+template <int N, int GROUPS> static void launch(struct stream *s, const struct lin_batch *b)
 {
     struct lin_launch<N> l = {
-        *b, false
+        *b
     };
     int64_t grid = 0;
-    for (int i = 0; i < b->n; i++)
-        l.cluster = l.cluster || slices(b->job[i]) > 1;
     for (int i = 0; i < b->n; i++) {
         struct lin_job *j = &l.b.job[i];
-        int64_t blocks = div_up(j->w.n_out, STREAM_ROWS) * div_up(j->n_rows, N) * slices(*j);
-        blocks = l.cluster ? round_up(blocks, 8) : blocks;
+        int64_t parts = div_up(j->w.n_out, STREAM_ROWS) * div_up(j->n_rows, N) * slices(*j);
+        int64_t blocks = GROUPS == 1 ? parts : round_up(div_up(parts, GROUPS), 2);
         FST_ASSERT(blocks <= INT32_MAX);
         j->blocks = (int)blocks;
         grid += blocks;
     }
-    sm90_launch(product_kernel<N>, grid, STREAM_THREADS, stream_ring<N>::bytes, l.cluster ? 8 : 1,
-                s, l);
+    sm90_launch(product_kernel<N, GROUPS>, grid, STREAM_THREADS * GROUPS, GROUPS * group_bytes<N>(),
+                GROUPS == 1 ? 1 : 2, s, l);
+}
+
+template <int N> static void run(struct stream *s, const struct lin_batch *b)
+{
+    bool sliced = false;
+    for (int i = 0; i < b->n; i++)
+        sliced = sliced || slices(b->job[i]) > 1;
+    if (sliced)
+        launch<N, GROUPS_MAX>(s, b);
+    else
+        launch<N, 1>(s, b);
 }
 
 void lin_run(struct stream *s, struct lin_batch *b)

@@ -26,6 +26,20 @@ enum {
     STREAM_LINE = 128 /* bytes of each in a stage */
 };
 
+/* A block is one warpgroup or more, each with a ring and a tile of its own. */
+GPU_FN int group_thread(void)
+{
+    return (int)threadIdx.x % STREAM_THREADS;
+}
+GPU_FN int group_of(void)
+{
+    return (int)threadIdx.x / STREAM_THREADS;
+}
+GPU_FN void group_sync(void)
+{
+    asm volatile("bar.sync %0, 128;\n" ::"r"(1 + group_of()) : "memory");
+}
+
 /* Weights and the inputs that they meet. */
 enum stream_form {
     FORM_FP4,  /* E2M1 with E4M3 inputs */
@@ -65,11 +79,11 @@ struct stream_tile {
 #ifndef STREAM_SLOTS
 #define STREAM_SLOTS 5
 #endif
-/* The ring, then scales slot by slot, then e4m3_table.  N <= 8: four blocks share a processor. */
+/* The ring, then scales slot by slot, then e4m3_table.  Four rings fill a processor. */
 template <int N> struct stream_ring {
     static constexpr int weights = STREAM_ROWS * STREAM_LINE;
     static constexpr int slot = weights + 2 * N * STREAM_LINE; /* a multiple of 1024 */
-    static constexpr int slots = N <= 8 ? STREAM_SLOTS : N <= 16 ? 5 : 4;
+    static constexpr int slots = N <= 8 ? STREAM_SLOTS : N <= 16 ? 4 : N <= 32 ? 3 : 2;
     static constexpr int w_scales = STREAM_ROWS * 8;
     static constexpr int scales = w_scales + 2 * N * 4; /* of a slot */
     static constexpr int all_scales = slots * slot;
@@ -83,7 +97,7 @@ template <int N> struct stream_ring {
 GPU_FN void e4m3_table(uint8_t *table)
 {
 #pragma unroll
-    for (int i = (int)threadIdx.x; i < 32 * 8; i += STREAM_THREADS)
+    for (int i = group_thread(); i < 32 * 8; i += STREAM_THREADS)
         table[i] = (uint8_t)gpu_e4m3_encode(gpu_e2m1((uint32_t)i % 8) *
                                             gpu_e8m0((uint32_t)(127 + 6 - i / 8)));
 }
@@ -129,7 +143,7 @@ template <int F, int N> struct stream_feed {
 template <int F, int N>
 GPU_FN void feed_weights(struct stream_feed<F, N> &f, const struct stream_tile &t)
 {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, piece = lane % 8;
+    int warp = group_thread() / 32, lane = group_thread() % 32, piece = lane % 8;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         int row = min(warp * t.step + (4 * k + lane / 8) % 8, t.last[k / 2]);
@@ -149,7 +163,7 @@ template <int F, int N>
 GPU_FN void feed_inputs(struct stream_feed<F, N> &f, const struct stream_tile &t)
 {
     constexpr int blocks = form_of<F>::blocks, lines = form_of<F>::lines;
-    int piece = (int)threadIdx.x % 8, at = (int)threadIdx.x / 8, r = (int)threadIdx.x / blocks;
+    int piece = group_thread() % 8, at = group_thread() / 8, r = group_thread() / blocks;
 #pragma unroll
     for (int i = 0; i < f.pieces; i++) {
         int line = (at + 16 * i) / N, row = (at + 16 * i) % N;
@@ -159,7 +173,7 @@ GPU_FN void feed_inputs(struct stream_feed<F, N> &f, const struct stream_tile &t
     f.x_at = (uint32_t)(at * STREAM_LINE + ((piece ^ (at & 7)) << 4));
     f.xs = NULL;
     if (form_of<F>::coded && r < t.n)
-        f.xs = t.xs + (int64_t)t.row[r] * t.xs_pitch + (int)threadIdx.x % blocks;
+        f.xs = t.xs + (int64_t)t.row[r] * t.xs_pitch + group_thread() % blocks;
 }
 
 /* Into slot number `at` of the ring. */
@@ -167,7 +181,7 @@ template <int F, int N> GPU_FN void copy_weights(struct stream_feed<F, N> &f, ui
 {
     uint32_t slot = ring + (uint32_t)(at * stream_ring<N>::slot);
     uint32_t scales = ring + (uint32_t)(stream_ring<N>::all_scales + at * stream_ring<N>::scales);
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int lane = group_thread() % 32, warp = group_thread() / 32;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         if (16 * (lane % 8) < f.left)
@@ -196,13 +210,13 @@ GPU_FN void copy_inputs(struct stream_feed<F, N> &f, uint32_t ring, int at, int 
     constexpr int lines = form_of<F>::lines, blocks = form_of<F>::blocks;
 #pragma unroll
     for (int i = 0; i < f.pieces; i++) {
-        bool there = lines == 1 || ((int)threadIdx.x / 8 + 16 * i) / N < lines_left;
+        bool there = lines == 1 || (group_thread() / 8 + 16 * i) / N < lines_left;
         if (f.x[i] && there)
             copy16(inputs + f.x_at + (uint32_t)(16 * i * STREAM_LINE), f.x[i]);
         f.x[i] += f.x[i] ? lines * STREAM_LINE : 0;
     }
     if (form_of<F>::coded) {
-        int r = (int)threadIdx.x / blocks, b = (int)threadIdx.x % blocks;
+        int r = group_thread() / blocks, b = group_thread() % blocks;
         if (f.xs && b < lines_left) {
             copy4(x_scales + (uint32_t)(4 * (b * N + r)), f.xs);
             f.xs += blocks;
@@ -221,7 +235,7 @@ GPU_FN void stream_add(float (&acc)[N / 2], const float (&d)[N / 2], const float
     for (int c = 0; c < N / 8; c++) {
         float2 x = {1, 1};
         if (xs)
-            x = *(const float2 *)(const void *)(xs + 32 * c + 8 * (threadIdx.x % 4));
+            x = *(const float2 *)(const void *)(xs + 32 * c + 8 * (group_thread() % 4));
         acc[4 * c] = fmaf(d[4 * c] * f[0], x.x, acc[4 * c]);
         acc[4 * c + 1] = fmaf(d[4 * c + 1] * f[0], x.y, acc[4 * c + 1]);
         acc[4 * c + 2] = fmaf(d[4 * c + 2] * f[1], x.x, acc[4 * c + 2]);
@@ -232,7 +246,7 @@ GPU_FN void stream_add(float (&acc)[N / 2], const float (&d)[N / 2], const float
 /* This thread's row g of its warp's 16. */
 GPU_FN int weight_row(void)
 {
-    return (int)threadIdx.x / 4 % 8 + (int)threadIdx.x / 32 * 16;
+    return group_thread() / 4 % 8 + group_thread() / 32 * 16;
 }
 /* Piece `piece` of row g + 8*half. */
 GPU_FN uint4 weight_words(const uint8_t *slot, int half, int piece)
@@ -246,7 +260,7 @@ template <int N>
 GPU_FN void fp4_steps(uint32_t (&a)[4][4], float (&f)[2], const uint8_t *slot,
                       const uint8_t *scales, const uint8_t *table, int block)
 {
-    int q = (int)threadIdx.x % 4;
+    int q = group_thread() % 4;
     scales += 4 * block;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -267,7 +281,7 @@ GPU_FN void fp4_steps(uint32_t (&a)[4][4], float (&f)[2], const uint8_t *slot,
 /* Bytes 32q .. of both rows as operands of four steps, as they are: E4M3 codes or bf16. */
 GPU_FN void plain_steps(uint32_t (&a)[4][4], const uint8_t *slot)
 {
-    int q = (int)threadIdx.x % 4;
+    int q = group_thread() % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -285,7 +299,7 @@ GPU_FN void wide_steps(uint32_t (&a)[4][4], const uint8_t *slot, int block)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint4 v = weight_words(slot, half, 4 * block + (int)threadIdx.x % 4);
+        uint4 v = weight_words(slot, half, 4 * block + group_thread() % 4);
         fp8_to_bf16(&a[0][half], &a[0][2 + half], v.x);
         fp8_to_bf16(&a[1][half], &a[1][2 + half], v.y);
         fp8_to_bf16(&a[2][half], &a[2][2 + half], v.z);
@@ -371,7 +385,7 @@ template <int N> GPU_FN void stream_segment(float (&acc)[N / 2], float (&pending
 }
 
 /* acc = the products of tile t with its input rows.  `shared`: stream_ring<N>::bytes, used up to the
- * end; all threads of the block call.  What t.x holds may come from the kernel ahead.
+ * end; all threads of the warpgroup call.  What t.x holds may come from the kernel ahead.
  * W2: w2's segments: 8 sums of K apart, added as ((0+1)+(2+3))+((4+5)+(6+7)). */
 template <int F, int N, bool W2>
 GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t *shared)
@@ -393,7 +407,7 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
     for (int i = 0; i < slots - 1; i++)
         copy_weights<F, N>(feed, ring, i);
     gpu_wait_before();
-    __syncthreads(); /* t.row */
+    group_sync(); /* t.row */
     feed_inputs<F, N>(feed, t);
 #pragma unroll
     for (int i = 0; i < slots - 1; i++) {
@@ -414,7 +428,7 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
         }
         copies_wait<slots - 2>();
         shared_to_wgmma();
-        __syncthreads();
+        group_sync();
         if (i + slots - 1 < stages) {
             copy_weights<F, N>(feed, ring, fill);
             copy_inputs<F, N>(feed, ring, fill, lines_left - (i + slots - 1) * lines);
@@ -434,7 +448,7 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
         at = at + 1 == slots ? 0 : at + 1;
     }
     copies_wait<0>();
-    __syncthreads();
+    group_sync();
 }
 
 #endif

@@ -1,0 +1,67 @@
+/* experts.cuh - what the launches of experts.cu share: visits, tiles of them, the job. */
+#ifndef FST_KERNELS_SM90_EXPERTS_CUH
+#define FST_KERNELS_SM90_EXPERTS_CUH
+
+#include "kernels/sm90/linear.cuh"
+
+enum {
+    EXPERT_ROWS = 1024, /* rows at a time: bounds the scratch for the visits' outputs */
+    EXPERTS_MAX = 512,
+    VISITS = 8,             /* of a tile of a warpgroup that goes from tile to tile */
+    GATES = STREAM_ROWS / 2 /* hidden values of a block: their gate and up rows are its tile */
+};
+
+/* Up to N visits of one expert, or S of the shared one: list[first .. first+n-1]; with n <= 8 also
+ * here, with their rows. */
+struct alignas(16) visit_tile {
+    const uint8_t *w[3], *s[3]; /* w1, w3, w2 and their scales; routed ones */
+    int32_t expert, first, n, none;
+    int32_t visit[VISITS], row[VISITS];
+};
+
+struct expert_job {
+    struct expert_mats shared;
+    const struct expert_mats *experts;
+    struct lin_input in;
+    const int32_t *expert;
+    const float *weight;
+    struct visit_tile *tile; /* routed ones */
+    int32_t *n_tiles;
+    int32_t *list;
+    uint16_t *h;      /* (visits, moe_dim) bf16 */
+    uint8_t *h_codes; /* operand of w2 */
+    float *z;         /* (visits, dim) */
+    float *y;
+    int n_rows, k, dim, moe_dim, n_experts, per_tile, per_shared;
+    int processors, shared_blocks;
+    float limit;
+};
+
+GPU_BOTH int routed_visits(const struct expert_job &j)
+{
+    return j.n_rows * j.k;
+}
+GPU_BOTH int all_visits(const struct expert_job &j)
+{
+    return j.n_rows * (j.k + 1);
+}
+GPU_BOTH int shared_tiles(const struct expert_job &j)
+{
+    return (j.n_rows + j.per_shared - 1) / j.per_shared;
+}
+/* Warpgroups that share the outputs of a tile, gate and up or down. */
+GPU_BOTH int outputs(const struct expert_job &j, bool down)
+{
+    return down ? (j.dim + STREAM_ROWS - 1) / STREAM_ROWS : (j.moe_dim + GATES - 1) / GATES;
+}
+/* Routed tiles, at most. */
+GPU_BOTH int64_t routed_tiles(const struct expert_job &j)
+{
+    int64_t v = routed_visits(j), spread = j.n_experts + v / j.per_tile;
+    return v < spread ? v : spread;
+}
+
+/* j.tile, j.list and j.n_tiles from the visits; x as operand (lists.cu). */
+void experts_lists(const struct expert_job &j, struct stream *s);
+
+#endif

@@ -1,0 +1,165 @@
+/* lists.cu - which visits go through an expert's weights together. */
+#include "kernels/sm90/experts.cuh"
+
+enum { LIST_THREADS = 1024, FEW_VISITS = 64 };
+
+struct visit_lists {
+    int count[EXPERTS_MAX], start[EXPERTS_MAX], tiles[EXPERTS_MAX], wave[LIST_THREADS / 32];
+};
+
+/* x[i] of all threads to the sum of those before i; returns the sum of all. */
+GPU_FN int sum_before(int *x, int *wave)
+{
+    int v = *x, lane = gpu_lane(), sum = v, all = 0;
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+        int up = __shfl_up_sync(0xffffffffu, sum, m);
+        sum += lane >= m ? up : 0;
+    }
+    __syncthreads();
+    if (lane == 31)
+        wave[gpu_wave()] = sum;
+    __syncthreads();
+    for (int w = 0; w < LIST_THREADS / 32; w++) {
+        sum += w < gpu_wave() ? wave[w] : 0;
+        all += wave[w];
+    }
+    *x = sum - v;
+    return all;
+}
+
+GPU_FN void name_tile(const struct expert_job &j, struct visit_tile *x, int expert, int first,
+                      int n)
+{
+    x->expert = expert;
+    x->first = first;
+    x->n = n;
+    const struct expert_mats *m = j.experts + expert;
+    x->w[0] = (const uint8_t *)m->w1.data;
+    x->w[1] = (const uint8_t *)m->w3.data;
+    x->w[2] = (const uint8_t *)m->w2.data;
+    x->s[0] = m->w1.scale;
+    x->s[1] = m->w3.scale;
+    x->s[2] = m->w2.scale;
+}
+
+/* The visits of each expert side by side, and tiles of them.  Their order within an expert is of no
+ * account. */
+GPU_FN void list_many(const struct expert_job &j, struct visit_lists &l)
+{
+    int t = (int)threadIdx.x, routed = routed_visits(j);
+    if (t < EXPERTS_MAX)
+        l.count[t] = 0;
+    __syncthreads();
+    for (int v = t; v < routed; v += LIST_THREADS)
+        atomicAdd(&l.count[j.expert[v]], 1);
+    __syncthreads();
+    int n = t < j.n_experts ? l.count[t] : 0, tiles = (n + j.per_tile - 1) / j.per_tile;
+    int start = n, first = tiles;
+    sum_before(&start, l.wave);
+    int all = sum_before(&first, l.wave);
+    if (t < j.n_experts)
+        l.start[t] = start;
+    for (int i = 0; i < tiles; i++)
+        name_tile(j, j.tile + first + i, t, start + i * j.per_tile,
+                  min(j.per_tile, n - i * j.per_tile));
+    if (t == 0)
+        *j.n_tiles = all;
+    __syncthreads();
+    for (int v = t; v < routed; v += LIST_THREADS)
+        j.list[atomicAdd(&l.start[j.expert[v]], 1)] = v;
+    __syncthreads();
+    for (int i = t; i < all * VISITS && j.per_tile <= VISITS; i += LIST_THREADS) {
+        struct visit_tile *x = j.tile + i / VISITS;
+        if (i % VISITS < x->n) {
+            int v = j.list[x->first + i % VISITS];
+            x->visit[i % VISITS] = v;
+            x->row[i % VISITS] = v / j.k;
+        }
+    }
+}
+
+/* The same for at most 64 visits of at most 8 rows, by one wave, two visits a lane. */
+GPU_FN void list_few(const struct expert_job &j, int *expert, int *tile_of)
+{
+    int routed = routed_visits(j), lane = gpu_lane(), tile[2], at[2];
+    uint32_t firsts[2];
+    for (int h = 0; h < 2; h++)
+        expert[lane + 32 * h] = lane + 32 * h < routed ? j.expert[lane + 32 * h] : -1;
+    __syncwarp();
+    for (int h = 0; h < 2; h++) {
+        int v = lane + 32 * h, e = expert[v], n = 0;
+        at[h] = 0;
+        tile[h] = v; /* its expert's first visit, for now */
+        for (int u = routed - 1; u >= 0; u--) {
+            bool same = expert[u] == e;
+            n += same;
+            at[h] += same && u < v;
+            tile[h] = same ? u : tile[h];
+        }
+        bool first = v < routed && tile[h] == v;
+        firsts[h] = __ballot_sync(0xffffffffu, first);
+        int before = __popc(firsts[h] & ((1u << lane) - 1)) + (h ? __popc(firsts[0]) : 0);
+        if (first) {
+            tile_of[v] = before;
+            name_tile(j, j.tile + before, e, 0, n);
+        }
+    }
+    __syncwarp();
+    for (int h = 0; h < 2; h++) {
+        int v = lane + 32 * h;
+        if (v >= routed)
+            continue;
+        struct visit_tile *x = j.tile + tile_of[tile[h]];
+        x->visit[at[h]] = v;
+        x->row[at[h]] = v / j.k;
+    }
+    if (lane == 0)
+        *j.n_tiles = __popc(firsts[0]) + __popc(firsts[1]);
+}
+
+/* Blocks after the first: x as operand. */
+GPU_FN void operand_of_x(const struct expert_job &j)
+{
+    int blocks = j.dim / LIN_BLOCK, unit = ((int)blockIdx.x - 1) * gpu_waves() + gpu_wave();
+    int row = unit / blocks, b = unit % blocks;
+    if (row < j.n_rows)
+        operand_codes((uint8_t *)j.in.grid, j.n_rows, j.dim, row, b,
+                      gpu_load4(j.in.x + (int64_t)row * j.dim + b * LIN_BLOCK + 4 * gpu_lane()));
+}
+
+GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)
+    list_many_kernel(const __grid_constant__ struct expert_job j)
+{
+    GPU_SHARED struct visit_lists l;
+    gpu_let_next();
+    gpu_wait_before();
+    if (blockIdx.x) {
+        operand_of_x(j);
+        return;
+    }
+    list_many(j, l);
+}
+
+GPU_KERNEL void list_few_kernel(const __grid_constant__ struct expert_job j)
+{
+    GPU_SHARED int expert[FEW_VISITS], tile_of[FEW_VISITS];
+    gpu_let_next();
+    gpu_wait_before();
+    if (blockIdx.x) {
+        operand_of_x(j);
+        return;
+    }
+    if (gpu_wave() == 0)
+        list_few(j, expert, tile_of);
+}
+
+void experts_lists(const struct expert_job &j, struct stream *s)
+{
+    int64_t waves = (int64_t)j.n_rows * (j.dim / LIN_BLOCK);
+    if (routed_visits(j) <= FEW_VISITS && j.n_rows <= VISITS && j.per_tile >= VISITS)
+        sm90_launch(list_few_kernel, 1 + div_up(waves, 4), 128, 0, 1, s, j);
+    else
+        sm90_launch(list_many_kernel, 1 + div_up(waves, LIST_THREADS / 32), LIST_THREADS, 0, 1, s,
+                    j);
+}
