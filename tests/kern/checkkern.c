@@ -579,8 +579,8 @@ bool kernels_fill_emulate32(void *table, size_t bytes);
 bool kernels_fill_emulate64(void *table, size_t bytes);
 bool kernels_fill_sm90_emulated(void *table, size_t bytes);
 #else
-#define kernels_fill_emulate32 NULL
-#define kernels_fill_emulate64 NULL
+#define kernels_fill_emulate32     NULL
+#define kernels_fill_emulate64     NULL
 #define kernels_fill_sm90_emulated NULL
 #endif
 

@@ -4,10 +4,10 @@
 
 static size_t scratch(const struct kernel_limits *l)
 {
-    return FST_MAX(GPU_NAME(kernels_scratch)(l), attention_sm90_scratch(l));
+    size_t most = FST_MAX(attention_sm90_scratch(l), index_sm90_scratch(l));
+    return FST_MAX(GPU_NAME(kernels_scratch)(l), most);
 }
 
-extern "C" enum fst_status attention_sm90(const struct attention_args *a, struct stream *s);
 extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes);
 extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes)
 {
@@ -15,6 +15,7 @@ extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes)
     if (!GPU_NAME(kernels_fill)(table, bytes))
         return false;
     k->attention = attention_sm90;
+    k->index_topk = index_topk_sm90;
     k->scratch = scratch;
     return true;
 }

@@ -45,7 +45,7 @@ struct piece_stat {
     float top[HEADS], den[2][HEADS];
 };
 
-struct attention_job {
+struct attention_sm90_job {
     struct rows rows;
     struct kv_layer l;
     struct attention_args a; /* its rows and l are the host's: not to be followed */
@@ -69,7 +69,7 @@ struct place {
     int t, row, group, n; /* row of the step, of the launch; heads; pieces */
 };
 
-GPU_FN void find_place(const struct attention_job *j, int block, struct place *w)
+GPU_FN void find_place(const struct attention_sm90_job *j, int block, struct place *w)
 {
     w->row = block / j->groups;
     w->group = block % j->groups;
@@ -87,7 +87,7 @@ GPU_FN int piece_keys(const struct place *w, int p)
 }
 
 /* Threads 0 .. 63 find the keys of piece p. */
-GPU_FN void find_keys(const struct attention_job *j, const struct place *w, int p, int32_t *at)
+GPU_FN void find_keys(const struct attention_sm90_job *j, const struct place *w, int p, int32_t *at)
 {
     int i = (int)threadIdx.x;
     if (i >= TILE || p >= w->n)
@@ -102,7 +102,7 @@ GPU_FN void find_keys(const struct attention_job *j, const struct place *w, int 
 }
 
 /* Values 16*part .. +15 of a key as they lie in memory.  Own rows that are floats: as 0 here. */
-GPU_FN struct rows_raw fetch(const struct attention_job *j, int32_t at, int part)
+GPU_FN struct rows_raw fetch(const struct attention_sm90_job *j, int32_t at, int part)
 {
     bool mine = at < 0, fp8 = !mine && j->l.format == ROW_FP8;
     bool codes = fp8 && part < ROWS_FP8_NOPE / 16;
@@ -137,7 +137,7 @@ GPU_FN void round_own(const float *x, struct gpu_words out[2])
 
 /* The same 16 values into row `key` of a block.  Lanes of odd blocks write their second chunk first, so that 8
  * neighbours meet no bank twice. */
-GPU_FN void put(const struct attention_job *j, const struct rows_raw *r, int32_t at, int part,
+GPU_FN void put(const struct attention_sm90_job *j, const struct rows_raw *r, int32_t at, int part,
                 uint8_t *block, int key, int swap)
 {
     struct gpu_words out[2] = {r->a, r->b};
@@ -151,13 +151,14 @@ GPU_FN void put(const struct attention_job *j, const struct rows_raw *r, int32_t
 }
 
 /* A wave loads whole keys: wave w has w, w+8, .. */
-GPU_FN void fetch_tile(const struct attention_job *j, const int32_t *at, struct rows_raw raw[UNITS])
+GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
+                       struct rows_raw raw[UNITS])
 {
     MMA_UNROLL
     for (int u = 0; u < UNITS; u++)
         raw[u] = fetch(j, at[gpu_wave() + u * WAVES], gpu_lane());
 }
-GPU_FN void put_tile(const struct attention_job *j, const int32_t *at,
+GPU_FN void put_tile(const struct attention_sm90_job *j, const int32_t *at,
                      const struct rows_raw raw[UNITS], uint8_t *tile)
 {
     int part = gpu_lane();
@@ -170,7 +171,7 @@ GPU_FN void put_tile(const struct attention_job *j, const int32_t *at,
 
 /* ---------------------------------------------------------------- queries */
 
-GPU_FN void load_queries(const struct attention_job *j, const struct place *w, uint8_t *q)
+GPU_FN void load_queries(const struct attention_sm90_job *j, const struct place *w, uint8_t *q)
 {
     enum { AT_ONCE = 8, LOADS = HEADS * DIM / 8 / THREADS };
     const float *x = j->a.q + ((int64_t)w->t * j->a.n_heads + w->group * HEADS) * DIM;
@@ -230,7 +231,8 @@ GPU_FN void start_scores(const uint8_t *q, const uint8_t *tile, float (&s)[16])
 }
 
 /* Scores in units of log2, keys that are none at -inf; the largest of this half, for the other. */
-GPU_FN void find_tops(const struct attention_job *j, int keys, float (&s)[16], float top[2][HEADS])
+GPU_FN void find_tops(const struct attention_sm90_job *j, int keys, float (&s)[16],
+                      float top[2][HEADS])
 {
     float most[2] = {-INFINITY, -INFINITY};
     MMA_UNROLL
@@ -328,8 +330,8 @@ GPU_FN void start_values(const uint32_t (&a)[STEPS][4], const uint8_t *rows, int
 }
 
 /* Dims d, d+1 of a head: over the denominator, bf16, rotated back. */
-GPU_FN void store_pair(const struct attention_job *j, int64_t t, int head, int d, float a, float b,
-                       float total)
+GPU_FN void store_pair(const struct attention_sm90_job *j, int64_t t, int head, int d, float a,
+                       float b, float total)
 {
     int nope = DIM - j->a.rope_dim;
     float *o = j->a.o + (t * j->a.n_heads + head) * DIM + d;
@@ -346,7 +348,7 @@ GPU_FN void store_pair(const struct attention_job *j, int64_t t, int head, int d
 }
 
 template <int N>
-GPU_FN void store_output(const struct attention_job *j, const struct place *w,
+GPU_FN void store_output(const struct attention_sm90_job *j, const struct place *w,
                          const struct weigher *g, int d0, const float (&o)[N])
 {
     MMA_UNROLL
@@ -390,8 +392,8 @@ GPU_FN struct turns take_shared(uint8_t *bytes, int step)
 }
 
 /* Tile of piece p, and the loads of the next one under way. */
-GPU_FN void first_turn(const struct attention_job *j, const struct place *w, const struct turns *b,
-                       int p, struct rows_raw raw[UNITS])
+GPU_FN void first_turn(const struct attention_sm90_job *j, const struct place *w,
+                       const struct turns *b, int p, struct rows_raw raw[UNITS])
 {
     find_keys(j, w, p, b->s->at[0]);
     find_keys(j, w, p + b->step, b->s->at[1]);
@@ -406,8 +408,9 @@ GPU_FN void first_turn(const struct attention_job *j, const struct place *w, con
 }
 
 /* Scores of piece p, turn i.  Ends behind a barrier, with the next tile in place. */
-GPU_FN void one_turn(const struct attention_job *j, const struct place *w, const struct turns *b,
-                     int p, int i, struct rows_raw raw[UNITS], float (&s)[16])
+GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
+                     const struct turns *b, int p, int i, struct rows_raw raw[UNITS],
+                     float (&s)[16])
 {
     int next = p + b->step;
     if (next < w->n) {
@@ -422,7 +425,7 @@ GPU_FN void one_turn(const struct attention_job *j, const struct place *w, const
         fetch_tile(j, b->s->at[i % 2], raw);
 }
 
-GPU_FN void store_weights(const struct attention_job *j, const struct place *w, int p,
+GPU_FN void store_weights(const struct attention_sm90_job *j, const struct place *w, int p,
                           const float most[2], const float den[2], const uint32_t a[2][4])
 {
     int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
@@ -439,7 +442,7 @@ GPU_FN void store_weights(const struct attention_job *j, const struct place *w, 
     }
 }
 
-GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_job j)
+GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
 {
     GPU_DYNAMIC(uint8_t, bytes);
     struct place w;
@@ -480,7 +483,8 @@ template <int BLOCKS> struct value_shape {
 enum { VALUE_BYTES = 2 * 4 * BLOCK_BYTES + MMA_ALIGN + WINDOW * 4 };
 
 /* Places of the keys of pieces p .. of the row, as many as there is room for. */
-GPU_FN void load_window(const struct attention_job *j, const struct place *w, int p, int32_t *at)
+GPU_FN void load_window(const struct attention_sm90_job *j, const struct place *w, int p,
+                        int32_t *at)
 {
     const int32_t *from = j->at + ((int64_t)w->row * j->pieces + p) * TILE;
     gpu_sync();
@@ -490,7 +494,7 @@ GPU_FN void load_window(const struct attention_job *j, const struct place *w, in
 }
 
 template <int BLOCKS>
-GPU_FN void fetch_stage(const struct attention_job *j, const int32_t *at, int slice,
+GPU_FN void fetch_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
                         struct rows_raw *raw)
 {
     using V = value_shape<BLOCKS>;
@@ -500,7 +504,7 @@ GPU_FN void fetch_stage(const struct attention_job *j, const int32_t *at, int sl
         raw[u] = fetch(j, at[key + u * V::ROWS], part);
 }
 template <int BLOCKS>
-GPU_FN void put_stage(const struct attention_job *j, const int32_t *at, int slice,
+GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
                       const struct rows_raw *raw, uint8_t *tile)
 {
     using V = value_shape<BLOCKS>;
@@ -513,7 +517,7 @@ GPU_FN void put_stage(const struct attention_job *j, const int32_t *at, int slic
 
 /* Piece p of the stage's tile, when the sums of the one before are there. */
 template <int N>
-GPU_FN void add_piece(const struct attention_job *j, const struct place *w, int p,
+GPU_FN void add_piece(const struct attention_sm90_job *j, const struct place *w, int p,
                       const uint8_t *rows, int block_bytes, struct weigher *g, float (&o)[N])
 {
     int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
@@ -541,7 +545,7 @@ GPU_FN void add_piece(const struct attention_job *j, const struct place *w, int 
 }
 
 template <int BLOCKS>
-GPU_KERNEL void MMA_BOUNDS(THREADS, BLOCKS == 1 ? 2 : 1) value_kernel(struct attention_job j)
+GPU_KERNEL void MMA_BOUNDS(THREADS, BLOCKS == 1 ? 2 : 1) value_kernel(struct attention_sm90_job j)
 {
     using V = value_shape<BLOCKS>;
     GPU_DYNAMIC(uint8_t, bytes);
@@ -610,7 +614,7 @@ GPU_FN void share_weights(struct whole_shared *x, float den[2], const uint32_t m
         den[r] = x->den[0][my_head() + 8 * r] + x->den[1][my_head() + 8 * r];
 }
 
-GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_job j)
+GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
 {
     GPU_DYNAMIC(uint8_t, bytes);
     struct place w;
@@ -640,7 +644,7 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_job j)
 
 /* ---------------------------------------------------------------- launcher */
 
-GPU_KERNEL void pack_kernel(struct attention_job j)
+GPU_KERNEL void pack_kernel(struct attention_sm90_job j)
 {
     int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 16;
     struct gpu_words out[2];
@@ -692,7 +696,7 @@ static void check(const struct attention_args *a)
 }
 
 /* Rows of a launch: few, score_kernel and value_kernel through scratch. */
-static void launch_split(struct attention_job *j, struct gpu_cut *cut, struct stream *s)
+static void launch_split(struct attention_sm90_job *j, struct gpu_cut *cut, struct stream *s)
 {
     int64_t n = j->rows.n_rows, row = row_bytes(j->pieces, j->groups);
     int64_t rows = FST_MIN(n, ((int64_t)cut->left - ROUNDING) / row);
@@ -719,7 +723,7 @@ SM90_ENTRY(attention)
         return GPU_NAME(attention)(a, s);
     int64_t n = a->rows->n_rows;
     struct gpu_cut cut = gpu_scratch(s);
-    struct attention_job j = {};
+    struct attention_sm90_job j = {};
     check(a);
     if (n == 0)
         return FST_OK;

@@ -32,6 +32,8 @@ enum {
 extern "C" {
 size_t attention_sm90_scratch(const struct kernel_limits *l);
 size_t index_sm90_scratch(const struct kernel_limits *l);
+enum fst_status attention_sm90(const struct attention_args *a, struct stream *s);
+enum fst_status index_topk_sm90(const struct index_topk_args *a, struct stream *s);
 }
 
 /* Place of the 16-byte chunk c of row r of a block. */
@@ -52,6 +54,7 @@ GPU_FN void mma_store16(uint8_t *p, struct gpu_words w)
 
 #if defined(__CUDACC__)
 #define MMA_UNROLL                  _Pragma("unroll")
+#define MMA_APART                   static __device__ __noinline__ /* the rare case: costs no registers elsewhere */
 #define MMA_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define MMA_SIZE(card, emulated)    (card) /* what takes thousands of blocks to reach: less in tests */
 
@@ -153,13 +156,15 @@ GPU_FN uint32_t mma_pair(float low, float high)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
     return x;
 }
-GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t select)
+/* Bytes of {u, v}, u first, that the digits of `select` name. */
+GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t v, uint32_t select)
 {
-    return __byte_perm(u, 0, select);
+    return __byte_perm(u, v, select);
 }
 
 #else
 #define MMA_UNROLL
+#define MMA_APART static
 #define MMA_BOUNDS(threads, blocks)
 #define MMA_SIZE(card, emulated) (emulated)
 
@@ -232,12 +237,12 @@ GPU_FN uint32_t mma_times(uint32_t pair, uint32_t both)
 {
     return mma_pair(gpu_low(pair) * gpu_low(both), gpu_high(pair) * gpu_high(both));
 }
-GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t select)
+GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t v, uint32_t select)
 {
+    uint64_t both = (uint64_t)v << 32 | u;
     uint32_t x = 0;
     for (int i = 0; i < 4; i++)
-        if ((select >> (4 * i) & 7) < 4)
-            x |= (u >> (8 * (select >> (4 * i) & 7)) & 255) << (8 * i);
+        x |= (uint32_t)(both >> (8 * (select >> (4 * i) & 7)) & 255) << (8 * i);
     return x;
 }
 #endif
@@ -260,8 +265,8 @@ GPU_FN void mma_unpack(const struct gpu_words &c, uint32_t code, struct gpu_word
     uint32_t scale = mma_code_scale(code);
     MMA_UNROLL
     for (int i = 0; i < 4; i++) {
-        out[i / 2].w[i % 2 * 2] = mma_codes(mma_bytes(c.w[i], 0x1404), scale);
-        out[i / 2].w[i % 2 * 2 + 1] = mma_codes(mma_bytes(c.w[i], 0x3424), scale);
+        out[i / 2].w[i % 2 * 2] = mma_codes(mma_bytes(c.w[i], 0, 0x1404), scale);
+        out[i / 2].w[i % 2 * 2 + 1] = mma_codes(mma_bytes(c.w[i], 0, 0x3424), scale);
     }
 }
 
