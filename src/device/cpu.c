@@ -92,6 +92,17 @@ enum fst_status stream_copy(struct stream *s, void *to, const void *from, size_t
     return FST_OK;
 }
 
+enum fst_status stream_fill(struct stream *s, void *p, size_t bytes, const struct device_fill *f)
+{
+    FST_ASSERT((uintptr_t)p % 16 == 0);
+    FST_ASSERT(bytes % 16 == 0);
+    if (s->device)
+        return s->device->fill(s->queue, p, bytes, f);
+    for (uint64_t g = 0; g < bytes / 16; g++)
+        fill_group(f, g, (uint32_t *)p + 4 * g);
+    return FST_OK;
+}
+
 enum fst_status stream_sync(struct stream *s)
 {
     return s->device ? s->device->sync(s->queue) : FST_OK;

@@ -17,6 +17,7 @@
 
 #include "base/base.h"
 #include "base/pool.h"
+#include "device/fill.h"
 
 /* How exact the arithmetic is (model-level switch, the same for all kernels of a run). */
 enum precision {
@@ -24,6 +25,8 @@ enum precision {
                            FP4 indexer (DeepSeek-V4 reference inference, kernel.py) */
     PRECISION_REFERENCE /* fp32 everywhere, nothing quantised but the weights; ref kernels only */
 };
+
+enum { DEVICE_MARKS = 4096 };
 
 /* A device as opened.  Read-only after device_open; the functions are its module's and are called
  * through the wrappers below.  NULL stands for the host. */
@@ -42,8 +45,14 @@ struct device {
     enum fst_status (*queue_new)(void **queue);
     void (*queue_free)(void *queue);
     enum fst_status (*sync)(void *queue);
-    /* Fill a struct kernels (kernels.h) of so many bytes; false: of another size than here. */
-    bool (*kernels)(void *table, size_t bytes);
+    /* Fill a struct kernels (kernels.h) of so many bytes with what is best on this card, or with what
+     * runs on every card; false: of another size than here. */
+    bool (*kernels)(void *table, size_t bytes, bool portable);
+    enum fst_status (*fill)(void *queue, void *p, size_t bytes, const struct device_fill *f);
+    /* Let the device note the time when the queue comes to this point, as mark 0 .. DEVICE_MARKS-1;
+     * then, after a sync, the time between two.  Both NULL: the device has no clock of its own. */
+    enum fst_status (*mark)(void *queue, int i);
+    enum fst_status (*between)(int from, int to, double *us);
 };
 
 struct stream {
@@ -77,6 +86,10 @@ void stream_release(struct stream *s);
 
 /* Copy within device memory, in the order of the launches. */
 enum fst_status stream_copy(struct stream *s, void *to, const void *from, size_t bytes);
+
+/* Random contents (fill.h) for device memory; p and bytes are multiples of 16.  The same bytes on every
+ * device. */
+enum fst_status stream_fill(struct stream *s, void *p, size_t bytes, const struct device_fill *f);
 
 /* Wait until everything enqueued is done.  FST_EINTERNAL with the device's text when something
  * failed: the device is not usable any more. */

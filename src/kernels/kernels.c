@@ -110,13 +110,14 @@ enum fst_status kernels_select(struct kernels *k, const char *name, enum precisi
 enum fst_status kernels_of_device(struct kernels *k, const struct device *d, const char *name,
                                   enum precision precision)
 {
-    if (name && *name && strcmp(name, "auto") != 0 && strcmp(name, "gpu") != 0)
+    bool portable = name && strcmp(name, "gpu") == 0;
+    if (name && *name && strcmp(name, "auto") != 0 && !portable)
         return fst_error(FST_EINVAL, "kernels: '%s', expected auto or gpu with --device %s", name,
                          d->name);
     if (precision == PRECISION_REFERENCE)
         return fst_error(FST_EINVAL, "precision reference runs on the CPU alone, not on %s",
                          d->name);
-    if (!d->kernels(k, sizeof *k))
+    if (!d->kernels(k, sizeof *k, portable))
         return fst_error(FST_EMACHINE, "--device %s: its module is of another build", d->name);
     return FST_OK;
 }

@@ -270,7 +270,8 @@ struct experts_args {
     const float *x;                    /* (n_rows, dim) */
     const int32_t *expert;             /* (n_rows, k) ascending */
     const float *weight;               /* (n_rows, k) */
-    const struct expert_mats *experts; /* (n_experts) */
+    const struct expert_mats *experts; /* (n_experts), device memory */
+    enum weight_format routed;         /* of their matrices */
     const struct expert_mats *shared;
     float *y; /* (n_rows, dim) fp32 */
     int n_rows, k, n_experts, dim, moe_dim;
@@ -388,7 +389,7 @@ enum kernel_flags { KERN_AVX2 = 1, KERN_AVX512 = 2, KERN_GPU = 4 };
 
 struct kernels {
     unsigned flags;   /* what the table was built with */
-    const char *name; /* "ref", "avx2", "avx512"; "gpu" from a device's module */
+    const char *name; /* "ref", "avx2", "avx512"; "gpu", "sm90" from a device's module */
 #define KERNELS_FIELD(entry, args) enum fst_status (*entry)(const args *a, struct stream *s);
     KERNELS_MAP(KERNELS_FIELD)
 #undef KERNELS_FIELD
@@ -406,8 +407,8 @@ void kernels_init(struct kernels *k, unsigned flags);
  * FST_EMACHINE when the machine lacks it; PRECISION_REFERENCE with anything but ref: FST_EINVAL. */
 enum fst_status kernels_select(struct kernels *k, const char *name, enum precision precision);
 
-/* The table of an opened card.  `name` as of kernels_select: "auto" or "gpu", NULL: auto.
- * FST_EMACHINE when the module is of another build. */
+/* The table of an opened card.  `name` as of kernels_select: "auto" (what is made for the card, on
+ * Hopper "sm90"), "gpu" (what runs on every card), NULL: auto.  FST_EMACHINE when the module is of another build. */
 enum fst_status kernels_of_device(struct kernels *k, const struct device *d, const char *name,
                                   enum precision precision);
 

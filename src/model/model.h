@@ -87,12 +87,26 @@ enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct r
                                   const int32_t *next_id, const int32_t *logit_row, int n_logits,
                                   float **logits);
 
-/* Names of the blocks and the time spent in each since the last reset (ns), for bench step. */
+/* Names of the blocks and the time spent in each since the last reset (ns), for bench step; also apart
+ * by where in the model: outside of layers, in those without compressed entries (the draft's too), of
+ * ratio 4, of ratio 128.  On a device with marks it is the device's own time, and nothing waits. */
+enum model_site {
+    MODEL_SITE_NONE,
+    MODEL_SITE_WINDOW,
+    MODEL_SITE_RATIO4,
+    MODEL_SITE_RATIO128,
+    MODEL_SITES
+};
 struct model_timing {
     const char *name;
     int64_t ns, calls;
+    struct {
+        int64_t ns, calls;
+    } at[MODEL_SITES];
 };
-int model_timings(const struct model *m, const struct model_timing **out);
+int model_timings(struct model *m, const struct model_timing **out);
 void model_timings_reset(struct model *m);
+/* Switch opts.profile. */
+void model_profile(struct model *m, bool on);
 
 #endif

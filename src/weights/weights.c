@@ -4,20 +4,7 @@
 #include <inttypes.h>
 
 #include "device/device.h"
-#include "weights/checkpoint.h"
-
-struct weights_store {
-    struct checkpoint checkpoint;
-    const struct shard_tensor **list; /* owned; [n_tensors], in order of the inventory */
-    float *floats;                    /* owned; widened vectors, each on a 64-byte line */
-    int64_t n_floats;                 /* used so far */
-    int32_t *ids;                     /* owned; all tid2eid tables */
-    int64_t n_ids;
-    struct expert_weights *experts; /* owned; [(n_layers + n_stages) * n_experts] */
-    const struct device *device;    /* of slab; NULL: nothing was uploaded */
-    void *slab;                     /* owned: the values in device memory */
-    size_t slab_bytes;
-};
+#include "weights/store.h"
 
 enum {
     FLOATS_PER_LINE = 16,
@@ -26,7 +13,7 @@ enum {
     VIEW_MIN = 4096
 };
 
-static bool is_vector(enum inventory_form form)
+bool store_is_vector(enum inventory_form form)
 {
     return form == FORM_NORM || form == FORM_FLOAT;
 }
@@ -71,7 +58,7 @@ static enum fst_status reserve(struct weights *w)
         st->list[k++] = t;
         if (!is_given(w, item))
             continue;
-        if (is_vector(inventory_form(item)) && !is_view(&c->shards, t))
+        if (store_is_vector(inventory_form(item)) && !is_view(&c->shards, t))
             floats += round_up(n_elements(t->t), FLOATS_PER_LINE);
         if (inventory_form(item) == FORM_IDS)
             ids += n_elements(t->t);
@@ -97,7 +84,7 @@ static struct expert_weights *experts_of(struct weights *w, bool stage, int laye
 }
 
 /* The place in the tree that an item fills. */
-static void *place_of(struct weights *w, const struct inventory_item *item)
+void *store_place_of(struct weights *w, const struct inventory_item *item)
 {
     char *base = NULL;
     switch (inventory_scope(item)) {
@@ -222,8 +209,8 @@ static enum fst_status fill(struct weights *w)
         const struct inventory_item *item = &c->inventory.items[i];
         if (!c->found[i] || !is_given(w, item))
             continue;
-        void *place = place_of(w, item);
-        if (is_vector(inventory_form(item)))
+        void *place = store_place_of(w, item);
+        if (store_is_vector(inventory_form(item)))
             set_floats(w, place, c->found[i]);
         else if (inventory_form(item) == FORM_IDS)
             FST_TRY(set_ids(w, place, c->found[i]));
@@ -234,7 +221,7 @@ static enum fst_status fill(struct weights *w)
 }
 
 /* What no tensor says: the kind of each layer, and where its experts are. */
-static void shape_layer(struct weights *w, struct layer_weights *l, bool stage, int i)
+void store_shape_layer(struct weights *w, struct layer_weights *l, bool stage, int i)
 {
     const struct model_config *c = &w->config;
     l->ratio = stage ? 0 : c->compress_ratio[i];
@@ -272,9 +259,9 @@ static enum fst_status build(struct weights *w)
 {
     FST_TRY(reserve(w));
     for (int l = 0; l < w->config.n_layers; l++)
-        shape_layer(w, &w->layer[l], false, l);
+        store_shape_layer(w, &w->layer[l], false, l);
     for (int s = 0; s < w->n_stages; s++)
-        shape_layer(w, &w->stage[s], true, s);
+        store_shape_layer(w, &w->stage[s], true, s);
     FST_TRY(fill(w));
     for (int l = 0; l < w->config.n_layers; l++)
         FST_TRY(check_experts(w, &w->layer[l], "layers", l));
@@ -325,6 +312,8 @@ void weights_free(struct weights *w)
         return;
     if (w->store->slab)
         device_free(w->store->device, w->store->slab, w->store->slab_bytes);
+    for (int i = 0; i < w->store->n_parts; i++)
+        device_free(w->store->device, w->store->part[i].p, w->store->part[i].bytes);
     checkpoint_release(&w->store->checkpoint);
     mem_free(w->store->list);
     mem_free(w->store->floats);
@@ -345,9 +334,9 @@ static const void **pointer_of(struct weights *w, int64_t i, int64_t *bytes)
     const struct shard_tensor *t = c->found[i];
     if (!t || !is_given(w, item))
         return NULL;
-    void *place = place_of(w, item);
+    void *place = store_place_of(w, item);
     enum inventory_form form = inventory_form(item);
-    if (is_vector(form) || form == FORM_IDS) { /* widened to float, narrowed to int32_t */
+    if (store_is_vector(form) || form == FORM_IDS) { /* widened to float, narrowed to int32_t */
         *bytes = n_elements(t->t) * 4;
         return (const void **)place;
     }

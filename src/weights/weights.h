@@ -133,6 +133,14 @@ void weights_free(struct weights *w); /* NULL is fine */
 struct device;
 enum fst_status weights_upload(struct weights *w, const struct device *d);
 
+/* Random weights of a configuration, made on the device of `s` in the published formats and shapes, for
+ * measuring: scales keep activations of order 1, routers spread rows evenly.  A draft is made when the
+ * configuration has DSpark, an MTP block never.  The same values on every device.  FST_ENOMEM says which
+ * part did not fit. */
+struct stream;
+enum fst_status weights_synthetic(struct weights **out, const struct model_config *c,
+                                  struct stream *s, uint64_t seed);
+
 /* Scan of all values: E8M0 byte 255 and E4M3 codes 0x7F/0xFF are not numbers, BF16/F32 must be
  * finite.  Reads every byte (minutes on a real checkpoint).  FST_EFORMAT names the first bad
  * tensor and element. */

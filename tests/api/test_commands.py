@@ -439,6 +439,48 @@ class Model(Folder):
             self.assertAlmostEqual(x["fraction_of_floor"], x["floor_us"] / x["time_us"],
                                    delta=2e-3 * max(1, x["fraction_of_floor"]))
 
+    def test_bench_synthetic(self):
+        """Random weights of a folder's configuration: decode, verify, prefill; blocks by kind of layer."""
+        common = ("bench", "step", "--synthetic", MODEL, "--steps", "2", "--context", "600", "--threads", "1")
+        r = run_json(*common, "--rows", "1,3", "--prefill", "40")
+        steps = [x for x in r["rows"] if x["name"] == "step"]
+        self.assertEqual([(x["kind"], x["rows"], x["context"]) for x in steps],
+                         [("decode", 1, 600), ("draft", 5, 600), ("decode", 3, 600), ("draft", 15, 600),
+                          ("prefill", 40, 0)])
+        self.assertGreater(r["weight_bytes"], 1e7)
+        for x in r["rows"]:
+            self.assertEqual((x["preset"], x["layers"], x["routing"], x["layout"]),
+                             (os.path.basename(MODEL), 4, "independent", "unified-fp8"))
+            if x["floor_us"] > 10:  # printed with three decimals
+                self.assertAlmostEqual(x["fraction_of_floor"], x["floor_us"] / x["time_us"],
+                                       delta=2e-3 * max(1, x["fraction_of_floor"]))
+        self.assertEqual(steps[0]["distinct_experts"], 2)
+        calls = {(x["name"], x.get("layer_kind")): x["calls"] for x in r["rows"] if x["rows"] == 1}
+        self.assertEqual(calls["block/index_topk", "C4"], 2)
+        self.assertEqual(calls["block/seam", "window"], 2)
+        self.assertEqual(calls["block/attention", "C128"], 1)
+        self.assertEqual(calls["block/head", None], 1)
+        # The sum over blocks is the step.
+        self.assertAlmostEqual(sum(x["bytes"] for x in r["rows"] if x["rows"] == 1 and x["name"][:6] == "block/"),
+                               steps[0]["bytes"], delta=1e-6 * steps[0]["bytes"])
+        r = run_json(*common, "--rows", "2", "--verify", "--routing", "correlated", "--layers", "3",
+                     "--kv-layout", "unified-bf16", "--index-keys", "fp8")
+        x = r["rows"][0]
+        self.assertEqual((x["kind"], x["rows"], x["layers"], x["routing"], x["layout"]),
+                         ("verify", 12, 3, "correlated", "unified-bf16"))
+
+    def test_bench_synthetic_usage(self):
+        for args, text in ((("--synthetic", "v9"), b"v4-pro-dspark"),
+                           (("--synthetic", "v4-flash", "--layers", "44"), b"43 layers, got 44"),
+                           (("--synthetic", "v4-pro-dspark", "--layers", "2"), b"3 layers, got 2"),
+                           (("--synthetic", "v4-pro", "--rows", "1,"), b"commas between, got '1,'"),
+                           (("--synthetic", "v4-pro", "--rows", "0"), b"from 1 to 1024"),
+                           (("--synthetic", "v4-pro", "--rows", "4 5"), b"from 1 to 1024"),
+                           (("--synthetic", "v4-pro", "--rows", ",".join("1" * 17)), b"at most 16"),
+                           (("--rows", "1,2"), b"--synthetic"), (("--verify",), b"--synthetic"),
+                           (("--routing", "correlated"), b"--synthetic")):
+            self.assertIn(text, run("bench", "step", *args, expect=2).stderr)
+
     def test_bench_counts_steps(self):
         """Times and floors are of whole steps, whatever the number of requests in them.  Their ratio is
         no test: ceilings measured on a busy machine are too low.  That the engine counts no time twice

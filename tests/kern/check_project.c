@@ -414,6 +414,7 @@ static void case_experts(struct ck *c, const struct ck_shape *m, int n, int n_re
     u->a = (struct experts_args){.n_rows = n,
                                  .k = m->k,
                                  .n_experts = m->n_experts,
+                                 .routed = fmt,
                                  .dim = m->dim,
                                  .moe_dim = m->moe_dim,
                                  .limit = 10};

@@ -572,6 +572,7 @@ static void one_pass(struct ck *c)
     check_project(c);
     check_draw(c);
     check_kv(c);
+    check_fill(c);
 }
 
 #ifdef CK_EMULATE /* the build has kernels/gpu compiled for the CPU */
@@ -728,7 +729,7 @@ int main(int argc, char **argv)
             return 2;
         }
     }
-    if (c.only)
+    if (c.only && strcmp(c.only, "fill") != 0) /* which is no entry of the table */
         entry_index(c.only);
     FST_ASSERT(threads >= 1 && threads <= 3);
     for (int n = 2; n <= 3; n++)

@@ -104,5 +104,6 @@ void check_formats(struct ck *c);
 void check_project(struct ck *c);
 void check_draw(struct ck *c);
 void check_kv(struct ck *c);
+void check_fill(struct ck *c);
 
 #endif

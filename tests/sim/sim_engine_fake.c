@@ -156,7 +156,7 @@ const struct model_config *model_config_of(const struct model *m)
     return &m->config;
 }
 
-int model_timings(const struct model *m, const struct model_timing **out)
+int model_timings(struct model *m, const struct model_timing **out)
 {
     (void)m;
     *out = NULL;

@@ -93,6 +93,18 @@ static inline enum fst_status far_sync(void *queue)
     return FST_OK;
 }
 
+static inline enum fst_status far_fill(void *queue, void *p, size_t bytes,
+                                       const struct device_fill *f)
+{
+    struct stream host = {0};
+    (void)queue;
+    far_state.calls++;
+    far_open(PROT_READ | PROT_WRITE);
+    enum fst_status rc = stream_fill(&host, p, bytes, f);
+    far_open(PROT_NONE);
+    return rc;
+}
+
 #define FAR_WRAP(entry, args)                                                                      \
     static inline enum fst_status far_##entry(const args *a, struct stream *s)                     \
     {                                                                                              \
@@ -131,6 +143,7 @@ static const struct device far_device = {.name = "far",
                                          .queue_new = far_queue_new,
                                          .queue_free = far_queue_free,
                                          .sync = far_sync,
+                                         .fill = far_fill,
                                          .kernels = far_kernels};
 
 #endif

@@ -106,6 +106,84 @@ static void test_upload_faults(void **state)
     }
 }
 
+/* A clock that ticks a microsecond between the marks of a block, whatever lies between. */
+static int marks_seen, marks_set;
+
+static enum fst_status tick(void *queue, int i)
+{
+    (void)queue;
+    assert_true(i >= 0 && i < DEVICE_MARKS);
+    assert_int_equal(i, marks_set); /* pairs in order, from 0 after each reading */
+    marks_set++;
+    return FST_OK;
+}
+
+static enum fst_status between(int from, int to, double *us)
+{
+    assert_int_equal(from % 2, 0);
+    assert_int_equal(to, from + 1);
+    assert_true(to < marks_set);
+    marks_seen++;
+    if (to == marks_set - 1)
+        marks_set = 0;
+    *us = 1;
+    return FST_OK;
+}
+
+/* Blocks are counted by kind of layer, also when the marks are used up in between. */
+static void test_marks(void **state)
+{
+    struct hashweights_spec spec = rig_small(HASHWEIGHTS_FP4);
+    struct weights *w = rig_weights(&spec);
+    struct device d = far_device;
+    struct kernels k;
+    struct rig r;
+    const struct model_timing *t;
+    int32_t id = 1;
+    enum { STEPS = 60 };
+    (void)state;
+    d.mark = tick;
+    d.between = between;
+    rig_ok(kernels_of_device(&k, &d, NULL, PRECISION_NATIVE));
+    rig_ok(weights_upload(w, &d));
+    struct rig_opts o = {.w = w,
+                         .kernels = &k,
+                         .device = &d,
+                         .precision = PRECISION_NATIVE,
+                         .format = ROW_FP8,
+                         .index_format = INDEX_FP4,
+                         .max_rows = 1,
+                         .n_slots = 1,
+                         .context = 256};
+    rig_open(&r, &o);
+    model_profile(r.m, true);
+    int slot = rig_slot(&r);
+    for (int i = 0; i < STEPS; i++)
+        rig_run(&r, slot, i, &id, 1);
+    int n = model_timings(r.m, &t), calls = 0;
+    for (int i = 0; i < n; i++) {
+        int sum = 0;
+        for (int s = 0; s < MODEL_SITES; s++) {
+            assert_int_equal(t[i].at[s].ns, 1000 * t[i].at[s].calls);
+            sum += (int)t[i].at[s].calls;
+        }
+        assert_int_equal(t[i].calls, sum);
+        calls += sum;
+        if (!strcmp(t[i].name, "seam")) {
+            assert_int_equal(t[i].at[MODEL_SITE_NONE].calls, STEPS);
+            assert_int_equal(t[i].at[MODEL_SITE_WINDOW].calls, 2 * STEPS);
+            assert_int_equal(t[i].at[MODEL_SITE_RATIO4].calls, 4 * STEPS);
+            assert_int_equal(t[i].at[MODEL_SITE_RATIO128].calls, 2 * STEPS);
+        }
+    }
+    assert_true(calls > DEVICE_MARKS / 2);
+    assert_int_equal(calls, marks_seen);
+    model_timings_reset(r.m);
+    assert_int_equal(t[0].calls, 0);
+    rig_close(&r);
+    weights_free(w);
+}
+
 static void test_table(void **state)
 {
     struct kernels k;
@@ -120,6 +198,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
                                        cmocka_unit_test(test_upload_faults),
-                                       cmocka_unit_test(test_table)};
+                                       cmocka_unit_test(test_marks), cmocka_unit_test(test_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #define SUCCESS     hipSuccess
 typedef hipError_t gpu_error;
 typedef hipStream_t gpu_stream;
+typedef hipEvent_t gpu_event;
 typedef hipDeviceProp_t gpu_properties;
 #define alloc_host(p, bytes) hipHostMalloc(p, bytes, hipHostMallocPortable | hipHostMallocMapped)
 #define free_host(p)         hipHostFree(p)
@@ -22,6 +23,7 @@ typedef hipDeviceProp_t gpu_properties;
 #define SUCCESS              cudaSuccess
 typedef cudaError_t gpu_error;
 typedef cudaStream_t gpu_stream;
+typedef cudaEvent_t gpu_event;
 typedef struct cudaDeviceProp gpu_properties;
 #define alloc_host(p, bytes) cudaHostAlloc(p, bytes, cudaHostAllocPortable | cudaHostAllocMapped)
 #define free_host(p)         cudaFreeHost(p)
@@ -30,7 +32,10 @@ typedef struct cudaDeviceProp gpu_properties;
 
 #include "device/device.h"
 
-bool kernels_fill_gpu(void *table, size_t bytes); /* kernels/gpu/table.cu */
+bool kernels_fill_gpu(void *table, size_t bytes);  /* kernels/gpu/table.cu */
+bool kernels_fill_sm90(void *table, size_t bytes); /* kernels/sm90/table.cu */
+/* kernels/gpu/fill.cu */
+enum fst_status memory_fill_gpu(void *queue, void *p, size_t bytes, const struct device_fill *f);
 
 static struct device_host host;
 
@@ -63,7 +68,8 @@ static void *card_alloc(size_t bytes)
         (void)GPU(GetLastError)(); /* out of memory is not sticky: the caller says what for */
         return NULL;
     }
-    if (GPU(Memset)(p, 0, bytes) != SUCCESS) {
+    /* Waited for: queues do not wait for it, and may be filling this memory at once. */
+    if (GPU(Memset)(p, 0, bytes) != SUCCESS || GPU(StreamSynchronize)(NULL) != SUCCESS) {
         (void)GPU(Free)(p);
         return NULL;
     }
@@ -124,6 +130,37 @@ static enum fst_status card_sync(void *queue)
     return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "a kernel failed", e);
 }
 
+static bool card_kernels(void *table, size_t bytes, bool portable)
+{
+#ifdef FST_SM90
+    gpu_properties prop;
+    if (!portable && GPU(GetDeviceProperties)(&prop, 0) == SUCCESS && prop.major == 9 &&
+        prop.minor == 0)
+        return kernels_fill_sm90(table, bytes);
+#else
+    (void)portable;
+#endif
+    return kernels_fill_gpu(table, bytes);
+}
+
+static gpu_event marks[DEVICE_MARKS]; /* made when first used */
+
+static enum fst_status card_mark(void *queue, int i)
+{
+    gpu_error e = marks[i] ? SUCCESS : GPU(EventCreate)(&marks[i]);
+    if (e == SUCCESS)
+        e = GPU(EventRecord)(marks[i], queue);
+    return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "mark", e);
+}
+
+static enum fst_status card_between(int from, int to, double *us)
+{
+    float ms = 0;
+    gpu_error e = GPU(EventElapsedTime)(&ms, marks[from], marks[to]);
+    *us = (double)ms * 1e3;
+    return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "time between marks", e);
+}
+
 static enum fst_status card_open(struct device *d, const struct device_host *h)
 {
     gpu_properties prop;
@@ -150,7 +187,10 @@ static enum fst_status card_open(struct device *d, const struct device_host *h)
                          .queue_new = card_queue_new,
                          .queue_free = card_queue_free,
                          .sync = card_sync,
-                         .kernels = kernels_fill_gpu};
+                         .fill = memory_fill_gpu,
+                         .mark = card_mark,
+                         .between = card_between,
+                         .kernels = card_kernels};
     snprintf(d->card, sizeof d->card, "%s", prop.name);
     snprintf(d->driver, sizeof d->driver, "%d.%d", version / 1000, version % 1000 / 10);
     return FST_OK;

@@ -30,6 +30,11 @@
 #include <math.h>
 #include <string.h>
 
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define FILL_FN static __host__ __device__ __forceinline__
+#else
+#define FILL_FN static inline __attribute__((unused))
+#endif
 extern "C" {
 #include "kernels/kernels.h"
 #include "kernels/rows.h"
@@ -42,7 +47,9 @@ extern "C" {
 #define GPU_FN          static __device__ __forceinline__
 #define GPU_BOTH        static __host__ __device__ __forceinline__
 #define GPU_SHARED      __shared__
+#ifndef GPU_NAME /* kernels/sm90 compiles some files once more under its own names */
 #define GPU_NAME(entry) entry##_gpu
+#endif
 /* the block's dynamic shared memory, as an array of T */
 #define GPU_DYNAMIC(T, name)                                                                       \
     extern __shared__ __attribute__((aligned(16))) unsigned char gpu_dynamic_bytes[];              \
@@ -396,6 +403,9 @@ GPU_FN float gpu_load1(enum weight_format fmt, const void *data, int64_t at)
 KERNELS_MAP(GPU_DECLARE)
 #undef GPU_DECLARE
 
+/* Fill memory (device.h). */
+extern "C" enum fst_status GPU_NAME(memory_fill)(void *queue, void *p, size_t bytes,
+                                                 const struct device_fill *f);
 /* The table (device.h), and the scratch that any entry needs within the limits: each file answers for
  * its own. */
 extern "C" bool GPU_NAME(kernels_fill)(void *table, size_t bytes);

@@ -40,7 +40,7 @@ GPU_KERNEL void collapse_kernel(struct collapse_job j)
     }
     float r = 1.0f / sqrtf(block_sum(sum, part) / (float)j.dim + j.norm_eps);
     for (int d = (int)threadIdx.x; d < j.dim; d += COLLAPSE_THREADS)
-        j.h[i * j.dim + d] = gpu_bf16_bits(y[d] * r * j.norm[d]);
+        j.h[i * j.dim + lin_raw_at(d)] = gpu_bf16_bits(y[d] * r * j.norm[d]);
 }
 
 GPU_ENTRY(head)

@@ -23,7 +23,8 @@ enum {
     LIN_FILL = 264,    /* blocks that fill a card: two on each of 132 processors */
     LIN_BLOCK = 128    /* inputs that share a scale of the E4M3 grid */
 };
-enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2 };
+/* LIN_WIDE: the operand is raw although the weights are codes. */
+enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4 };
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define LIN_UNROLL _Pragma("unroll")
@@ -44,6 +45,17 @@ GPU_BOTH bool lin_coded(enum weight_format fmt)
 GPU_BOTH constexpr int lin_chunk(int fmt)
 {
     return fmt == WEIGHT_FP8 ? 16 : fmt == WEIGHT_FP4 ? 32 : 8;
+}
+
+/* Where value d of a row stands in a raw operand. */
+GPU_FN int lin_raw_at(int d)
+{
+#ifdef KERNELS_SM90
+    int i = d % 4; /* stream.cuh says why */
+    return d / 64 * 64 + d / 4 % 4 * 16 + i / 2 * 8 + d / 16 % 4 * 2 + i % 2;
+#else
+    return d;
+#endif
 }
 
 /* ---------------------------------------------------------------- codes to floats */

@@ -249,7 +249,7 @@ static void attn_out_rows(const struct attn_out_args *a, struct stream *s, int64
     struct lin_batch first = {}, second = {};
     o.raw = gpu_take<uint16_t>(&c, (int64_t)n * wide); /* not quantised, whatever wo_a's form */
     lin_prepare(s, &o);
-    lin_add(&first, a->wo_a, a->groups, o.raw, n, r, ranks, LIN_ROUND);
+    lin_add(&first, a->wo_a, a->groups, o.raw, n, r, ranks, LIN_ROUND | LIN_WIDE);
     lin_run(s, &first);
     add(&second, &c, &in, a->wo_b, a->y + t0 * dim, dim, LIN_SEGMENTS);
     lin_prepare(s, &in);
@@ -290,6 +290,8 @@ GPU_ENTRY(main_proj)
 }
 
 /* ---------------------------------------------------------------- mtp_in */
+
+#ifndef KERNELS_SM90 /* its kernels lay out operands themselves */
 
 struct mtp_job {
     float *x; /* (n_rows, 4, dim) */
@@ -389,6 +391,8 @@ GPU_ENTRY(mtp_in)
         mtp_in_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));
     return gpu_done("mtp_in");
 }
+
+#endif
 
 /* ---------------------------------------------------------------- scratch */
 

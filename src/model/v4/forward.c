@@ -64,15 +64,25 @@ enum fst_status v4_seam(struct model *m, float *x, int n_rows, const float *y,
     return v4_run_seam(m, &a);
 }
 
+static enum model_site site_of(const struct v4_layer *l)
+{
+    return l->w->ratio == 0   ? MODEL_SITE_WINDOW
+           : l->w->ratio == 4 ? MODEL_SITE_RATIO4
+                              : MODEL_SITE_RATIO128;
+}
+
 enum fst_status v4_layer(struct model *m, const struct v4_layer *l, struct kv *kv,
                          const struct rows *rows, enum attn_mode mode, float *x, const float *y,
                          float *capture)
 {
     int n = rows->n_rows;
+    m->site = site_of(l);
     FST_TRY(v4_seam(m, x, n, y, &l->w->hc_attn, l->w->attn_norm, capture));
     FST_TRY(v4_attention(m, l, kv, rows, mode));
     FST_TRY(v4_seam(m, x, n, m->work.y, &l->w->hc_ffn, l->w->ffn_norm, NULL));
-    return v4_moe(m, l, rows);
+    FST_TRY(v4_moe(m, l, rows));
+    m->site = MODEL_SITE_NONE;
+    return FST_OK;
 }
 
 enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows *rows,

@@ -21,6 +21,7 @@ enum fst_status v4_moe(struct model *m, const struct v4_layer *l, const struct r
                                    .expert = b->expert,
                                    .weight = b->weight,
                                    .experts = l->experts,
+                                   .routed = w->experts[0].w1.fmt,
                                    .shared = &l->shared,
                                    .y = b->y,
                                    .n_rows = rows->n_rows,

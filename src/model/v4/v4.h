@@ -60,9 +60,18 @@ struct model {
     size_t block_bytes, shared_bytes, mats_bytes;
     int max_rows; /* n of the workspace */
     struct model_timing timing[V4_BLOCKS];
+    enum model_site site; /* where the blocks that run now belong */
+    struct {
+        uint8_t block, site;
+    } marked[DEVICE_MARKS / 2]; /* between marks 2i and 2i + 1, not read yet */
+    int n_marked;
+    int64_t block_start; /* on a device without marks */
 };
 
 int64_t v4_now(void);
+/* Around a block, with opts.profile. */
+enum fst_status v4_block_begins(struct model *m);
+enum fst_status v4_block_ends(struct model *m, int block);
 
 /* v4_run_seam(m, &args) and so on: the kernel, timed when asked for. */
 #define V4_RUN(entry, args)                                                                        \
@@ -72,13 +81,9 @@ int64_t v4_now(void);
             *m->opts.heartbeat = v4_now();                                                         \
         if (!m->opts.profile)                                                                      \
             return m->kernels->entry(a, m->stream);                                                \
-        int64_t start = v4_now();                                                                  \
-        enum fst_status rc = m->kernels->entry(a, m->stream);                                      \
-        if (rc == FST_OK)                                                                          \
-            rc = stream_sync(m->stream);                                                           \
-        m->timing[V4_##entry].ns += v4_now() - start;                                              \
-        m->timing[V4_##entry].calls++;                                                             \
-        return rc;                                                                                 \
+        FST_TRY(v4_block_begins(m));                                                               \
+        FST_TRY(m->kernels->entry(a, m->stream));                                                  \
+        return v4_block_ends(m, V4_##entry);                                                       \
     }
 KERNELS_MAP(V4_RUN)
 #undef V4_RUN

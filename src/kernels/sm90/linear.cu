@@ -1,0 +1,254 @@
+/* linear.cu - matrix products of activations for Hopper: operands, then one launch for all products of
+ * an input.
+ *
+ * The functions of kernels/gpu/linear.cuh, under which kernels/gpu/project.cu is compiled once more
+ * (project.cu here).  An operand is what stream.cuh multiplies: `grid` holds a row's E4M3 codes, and
+ * behind all rows their scales, one float per 128 values; `raw` holds bf16.
+ *
+ * A block multiplies 64 outputs by up to 64 input rows over one slice of K; K is cut into 1, 2, 4 or 8
+ * slices, by the matrix alone, so that every matrix keeps a card busy at one row.  The slices of a
+ * tile are blocks of one cluster, which adds them as a tree. */
+#include "kernels/sm90/linear.cuh"
+
+/* ---------------------------------------------------------------- operands */
+
+const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *in, const struct mat *w)
+{
+    uint16_t **p = lin_coded(w->fmt) ? &in->grid : &in->raw;
+    FST_ASSERT(w->n_in == in->n_in);
+    if (!*p)
+        *p = gpu_take<uint16_t>(c, (int64_t)in->n_rows * in->n_in);
+    return *p;
+}
+
+/* A wave takes 128 values of a row. */
+GPU_KERNEL void prepare_kernel(struct lin_input in)
+{
+    let_next_start();
+    after_earlier();
+    int blocks = in.n_in / LIN_BLOCK, unit = (int)blockIdx.x * gpu_waves() + gpu_wave();
+    int row = unit / blocks, b = unit % blocks;
+    if (row >= in.n_rows)
+        return;
+    int64_t from = in.pick ? in.pick[row] : row;
+    struct gpu_quad v = gpu_load4(in.x + from * in.ldx + b * LIN_BLOCK + 4 * gpu_lane());
+    if (in.raw)
+        operand_bf16(in.raw + (int64_t)row * in.n_in, b, v);
+    if (in.grid)
+        operand_codes((uint8_t *)in.grid, in.n_rows, in.n_in, row, b, v);
+}
+
+void lin_prepare(struct stream *s, const struct lin_input *in)
+{
+    int64_t waves = (int64_t)in->n_rows * (in->n_in / LIN_BLOCK);
+    if (in->raw || in->grid)
+        sm90_launch(prepare_kernel, div_up(waves, 4), 128, 0, 1, true, s, *in);
+}
+
+/* ---------------------------------------------------------------- products */
+
+void lin_add(struct lin_batch *b, const struct mat *w, int groups, const uint16_t *x, int n_rows,
+             float *y, int64_t ldy, unsigned flags)
+{
+    FST_ASSERT(b->n < LIN_JOBS);
+    struct lin_job j = {*w, x, y, ldy, groups * w->n_in, n_rows, w->n_out / groups, 0, flags};
+    b->job[b->n++] = j;
+}
+
+/* Slices of K, by the matrix alone: tiles of about 64 KB where there are too few to fill a card. */
+GPU_BOTH int slices(const struct lin_job &j)
+{
+    int64_t line = (int64_t)j.w.n_in * (j.w.fmt == WEIGHT_BF16 ? 2 : 1);
+    int tiles = (j.w.n_out + STREAM_ROWS - 1) / STREAM_ROWS;
+    if (j.flags & LIN_SEGMENTS)
+        return KERN_SEGMENTS;
+    int n = 1;
+    while (n < 8 && tiles < 264 && line * STREAM_ROWS / n > 64 << 10 &&
+           j.w.n_in % (2 * n * 128) == 0)
+        n *= 2;
+    return n;
+}
+
+/* This block's part of job j: 64 outputs from o, input rows from `row`, slice `slice` of n. */
+struct lin_part {
+    int o, row, slice, n;
+};
+
+template <int N> GPU_FN struct lin_part lin_part_of(const struct lin_job &j, int block)
+{
+    struct lin_part p;
+    int tiles = (j.n_rows + N - 1) / N;
+    p.n = slices(j);
+    p.slice = block % p.n;
+    block /= p.n;
+    p.o = block / tiles * STREAM_ROWS;
+    p.row = block % tiles * N;
+    return p;
+}
+
+template <int N>
+GPU_FN struct stream_tile lin_tile(const struct lin_job &j, const struct lin_part &p, bool wide)
+{
+    struct stream_tile t = {};
+    int k = j.w.n_in, values = k / p.n, first = p.slice * values, left = j.w.n_out - p.o - 1;
+    int bytes = j.w.fmt == WEIGHT_BF16 ? 2 : 1; /* of a value */
+    int group = p.o / j.group * k;              /* values of an input row before its group's */
+    t.pitch = (int64_t)k * bytes;
+    t.w[0] = (const uint8_t *)j.w.data + p.o * t.pitch + (int64_t)first * bytes;
+    t.w[1] = t.w[0] + (left >= 8 ? 8 * t.pitch : 0);
+    t.last[0] = left;
+    t.last[1] = left >= 8 ? left - 8 : 0;
+    t.step = 16;
+    if (j.w.fmt == WEIGHT_FP8)
+        t.s[0] = t.s[1] = j.w.scale + (int64_t)(p.o / 128) * (k / 128) + first / 128;
+    bool coded = j.w.fmt == WEIGHT_FP8 && !wide;
+    t.x = (const uint8_t *)j.x + (int64_t)(group + first) * (coded ? 1 : 2);
+    t.x_pitch = (int64_t)j.ldx * (coded ? 1 : 2);
+    t.xs = operand_scales((const uint8_t *)j.x, j.n_rows, j.ldx) + first / 128;
+    t.xs_pitch = j.ldx / 128;
+    t.n = min(N, j.n_rows - p.row);
+    t.values = values;
+    return t;
+}
+
+GPU_FN void lin_store(const struct lin_job &j, int row, int o, float v)
+{
+    if (row < j.n_rows && o < j.w.n_out)
+        j.y[row * j.ldy + o] = j.flags & LIN_ROUND ? gpu_bf16(v) : v;
+}
+
+/* One slice alone: straight from the registers. */
+template <int N>
+GPU_FN void lin_put_sums(const struct lin_job &j, const struct lin_part &p,
+                         const float (&acc)[N / 2])
+{
+    int t = (int)threadIdx.x, o = p.o + t / 32 * 16 + t / 4 % 8, row = p.row + 2 * (t % 4);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        lin_store(j, row + i / 4 * 8 + i % 2, o + i / 2 % 2 * 8, acc[i]);
+}
+
+/* This block's sums to its shared memory, as [row][output]; the pitch keeps banks apart. */
+enum { SUM_PITCH = STREAM_ROWS + 4 };
+template <int N> GPU_FN void lin_share(float *sums, const float (&acc)[N / 2])
+{
+    int t = (int)threadIdx.x, o = t / 32 * 16 + t / 4 % 8, row = 2 * (t % 4);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        sums[(row + i / 4 * 8 + i % 2) * SUM_PITCH + o + i / 2 % 2 * 8] = acc[i];
+}
+
+/* The slices' sums as a tree; the blocks of a tile share its values. */
+template <int N>
+GPU_FN void lin_join(const struct lin_job &j, const struct lin_part &p, const float *sums)
+{
+    int first = (int)blockIdx.x % 8 - p.slice, rows = min(N, j.n_rows - p.row);
+    for (int i = p.slice * STREAM_THREADS + (int)threadIdx.x; i < rows * STREAM_ROWS;
+         i += p.n * STREAM_THREADS) {
+        int row = i / STREAM_ROWS, o = i % STREAM_ROWS;
+        uint32_t at = shared_at(sums + row * SUM_PITCH + o);
+        float v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            v[k] = k < p.n ? cluster_load(at, first + k) : 0;
+        float low = (v[0] + v[1]) + (v[2] + v[3]), high = (v[4] + v[5]) + (v[6] + v[7]);
+        lin_store(j, p.row + row, p.o + o, low + high);
+    }
+}
+
+template <int N> struct lin_launch {
+    struct lin_batch b;
+    bool cluster;
+};
+
+template <int N>
+GPU_FN void lin_sums(float (&acc)[N / 2], const struct lin_job &j, const struct stream_tile &t,
+                     uint8_t *shared)
+{
+    if (j.w.fmt == WEIGHT_BF16)
+        stream_sum<FORM_BF16, N, false>(acc, t, shared);
+    else if (j.flags & LIN_WIDE)
+        stream_sum<FORM_WIDE, N, false>(acc, t, shared);
+    else
+        stream_sum<FORM_FP8, N, false>(acc, t, shared);
+}
+
+template <int N>
+GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 8 ? 4 : 2)
+    product_kernel(const __grid_constant__ struct lin_launch<N> l)
+{
+    GPU_DYNAMIC(uint8_t, shared);
+    GPU_SHARED int row[N];
+    int block = (int)blockIdx.x, i = 0;
+    let_next_start();
+    while (block >= l.b.job[i].blocks)
+        block -= l.b.job[i++].blocks;
+    const struct lin_job &j = l.b.job[i];
+    struct lin_part p = lin_part_of<N>(j, block);
+    float acc[N / 2];
+    bool mine = p.o < j.w.n_out; /* a job's last cluster may be wider than it */
+    if (mine) {
+        struct stream_tile t = lin_tile<N>(j, p, j.flags & LIN_WIDE);
+        t.row = row;
+        for (int r = (int)threadIdx.x; r < N; r += STREAM_THREADS)
+            row[r] = p.row + r;
+        lin_sums<N>(acc, j, t, shared);
+        if (p.n == 1)
+            lin_put_sums<N>(j, p, acc);
+        else
+            lin_share<N>((float *)(void *)shared, acc);
+    }
+    if (!l.cluster)
+        return;
+    cluster_sync();
+    if (mine && p.n > 1)
+        lin_join<N>(j, p, (const float *)(const void *)shared);
+    cluster_sync(); /* nobody leaves while others read its sums */
+}
+
+template <int N> static void run(struct stream *s, const struct lin_batch *b)
+{
+    struct lin_launch<N> l = {
+        *b, false
+    };
+    int64_t grid = 0;
+    for (int i = 0; i < b->n; i++)
+        l.cluster = l.cluster || slices(b->job[i]) > 1;
+    for (int i = 0; i < b->n; i++) {
+        struct lin_job *j = &l.b.job[i];
+        int64_t blocks = div_up(j->w.n_out, STREAM_ROWS) * div_up(j->n_rows, N) * slices(*j);
+        blocks = l.cluster ? round_up(blocks, 8) : blocks;
+        FST_ASSERT(blocks <= INT32_MAX);
+        j->blocks = (int)blocks;
+        grid += blocks;
+    }
+    sm90_launch(product_kernel<N>, grid, STREAM_THREADS, stream_ring<N>::bytes, l.cluster ? 8 : 1,
+                true, s, l);
+}
+
+void lin_run(struct stream *s, struct lin_batch *b)
+{
+    int rows = 0;
+    for (int i = 0; i < b->n; i++)
+        rows = FST_MAX(rows, b->job[i].n_rows);
+    if (rows <= 8)
+        run<8>(s, b);
+    else if (rows <= 16)
+        run<16>(s, b);
+    else if (rows <= 32)
+        run<32>(s, b);
+    else
+        run<64>(s, b);
+}
+
+/* ---------------------------------------------------------------- what is fast here */
+
+bool sm90_mat(const struct mat *m, int groups, bool segments)
+{
+    if (!gpu_there(m))
+        return true;
+    bool form = m->fmt == WEIGHT_FP8 || m->fmt == WEIGHT_BF16;
+    int slices = segments ? (int)KERN_SEGMENTS : 1;
+    return form && m->n_in % (128 * slices) == 0 && m->n_out % groups == 0 &&
+           (groups == 1 || m->n_out / groups % STREAM_ROWS == 0);
+}

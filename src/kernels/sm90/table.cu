@@ -1,0 +1,72 @@
+/* table.cu - the kernels for Hopper as a table: its own where they take the model's shapes, else the
+ * portable ones.  The choice looks at formats and widths alone, never at rows. */
+#include "kernels/sm90/linear.cuh"
+
+#define PORTABLE(entry, args)                                                                      \
+    extern "C" enum fst_status entry##_gpu(const args *a, struct stream *s);
+KERNELS_MAP(PORTABLE)
+#undef PORTABLE
+
+extern "C" bool kernels_fill_gpu(void *table, size_t bytes);
+extern "C" size_t kernels_scratch_gpu(const struct kernel_limits *l);
+
+bool sm90_experts(const struct experts_args *a); /* experts.cu */
+
+static enum fst_status pick_attn_in(const struct attn_in_args *a, struct stream *s)
+{
+    bool ours = sm90_mat(a->wq_a, 1, false) && sm90_mat(a->wkv, 1, false) &&
+                sm90_mat(a->cmp_wkv, 1, false) && sm90_mat(a->cmp_wgate, 1, false) &&
+                sm90_mat(a->idx_wkv, 1, false) && sm90_mat(a->idx_wgate, 1, false) &&
+                sm90_mat(a->weights_proj, 1, false);
+    return ours ? attn_in_sm90(a, s) : attn_in_gpu(a, s);
+}
+
+static enum fst_status pick_q_path(const struct q_path_args *a, struct stream *s)
+{
+    bool ours = sm90_mat(a->wq_b, 1, false) && sm90_mat(a->idx_wq_b, 1, false);
+    return ours ? q_path_sm90(a, s) : q_path_gpu(a, s);
+}
+
+static enum fst_status pick_attn_out(const struct attn_out_args *a, struct stream *s)
+{
+    bool ours = sm90_mat(a->wo_a, a->groups, false) && sm90_mat(a->wo_b, 1, true);
+    return ours ? attn_out_sm90(a, s) : attn_out_gpu(a, s);
+}
+
+static enum fst_status pick_main_proj(const struct main_proj_args *a, struct stream *s)
+{
+    return sm90_mat(a->main_proj, 1, false) ? main_proj_sm90(a, s) : main_proj_gpu(a, s);
+}
+
+static enum fst_status pick_head(const struct head_args *a, struct stream *s)
+{
+    return sm90_mat(a->head, 1, false) ? head_sm90(a, s) : head_gpu(a, s);
+}
+
+static enum fst_status pick_experts(const struct experts_args *a, struct stream *s)
+{
+    return sm90_experts(a) ? experts_sm90(a, s) : experts_gpu(a, s);
+}
+
+extern "C" size_t kernels_scratch_sm90(const struct kernel_limits *l)
+{
+    size_t most = FST_MAX(kernels_scratch_gpu(l), lin_project_scratch(l));
+    most = FST_MAX(most, lin_experts_scratch(l));
+    return FST_MAX(most, lin_head_scratch(l));
+}
+
+extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
+{
+    struct kernels *k = (struct kernels *)table;
+    if (!kernels_fill_gpu(table, bytes))
+        return false;
+    k->name = "sm90";
+    k->scratch = kernels_scratch_sm90;
+    k->attn_in = pick_attn_in;
+    k->q_path = pick_q_path;
+    k->attn_out = pick_attn_out;
+    k->main_proj = pick_main_proj;
+    k->head = pick_head;
+    k->experts = pick_experts;
+    return true;
+}

@@ -1,0 +1,184 @@
+/* wgmma.cuh - Hopper's instructions as functions: warpgroup products with the weights in registers,
+ * asynchronous copies, clusters, dependent launches.
+ *
+ * A warpgroup (128 threads, all of them call) multiplies a tile of 64 weight rows by N input rows.
+ * Thread t holds of a step the rows g and g+8 of its warp's 16, g = t%32/4: a[0], a[2] are row g,
+ * a[1], a[3] row g+8; with q = t%4, a[0] and a[1] are the step's bytes 4q .. 4q+3, a[2] and a[3] its
+ * bytes 16+4q .. 16+4q+3, which stand for 32 E4M3 codes or 16 bf16 values.  Of the sum thread t has
+ * d[i] = weight row g + 8*(i/2%2), input row i/4*8 + 2q + i%2.
+ *
+ * bench/results/h200-wgmma-bits.txt: a value's bits are the same for every N. */
+#ifndef FST_KERNELS_SM90_WGMMA_CUH
+#define FST_KERNELS_SM90_WGMMA_CUH
+
+#include "kernels/gpu/gpu.h"
+
+/* ---------------------------------------------------------------- products */
+
+/* Input rows of 128 bytes in shared memory, at a multiple of 1024; piece p (16 bytes) of row r lies at
+ * piece p ^ r%8 (the 128-byte swizzle).  Add 2 for the next 32 bytes of K. */
+GPU_FN uint64_t wgmma_rows(uint32_t shared)
+{
+    const uint64_t lead = 1, stride = 1024 >> 4, swizzle = 1;
+    return (shared & 0x3ffff) >> 4 | lead << 16 | stride << 32 | swizzle << 62;
+}
+
+template <int N> struct wgmma;
+
+#define WGMMA_A(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_B(d, i) WGMMA_A(d, i), WGMMA_A(d, i + 4), WGMMA_A(d, i + 8), WGMMA_A(d, i + 12)
+#define WGMMA_4       "%0,%1,%2,%3"
+#define WGMMA_8       WGMMA_4 ",%4,%5,%6,%7"
+#define WGMMA_16      WGMMA_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_32      WGMMA_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WGMMA_64                                                                                   \
+    WGMMA_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,"   \
+             "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+/* d = a b, or d += a b with `more`. */
+#define WGMMA(n, list, acc, r0, r1, r2, r3, rb, rm)                                                \
+    template <> struct wgmma<n> {                                                                  \
+        GPU_FN void fp8(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int more)           \
+        {                                                                                          \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #rm ", 0;\n"                         \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" list         \
+                         "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #rb ", p, 1, 1;\n}\n"       \
+                         : acc                                                                     \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));         \
+        }                                                                                          \
+        GPU_FN void bf16(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int more)          \
+        {                                                                                          \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #rm ", 0;\n"                         \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list         \
+                         "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #rb ", p, 1, 1, 0;\n}\n"    \
+                         : acc                                                                     \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));         \
+        }                                                                                          \
+    }
+WGMMA(8, WGMMA_4, WGMMA_A(d, 0), 4, 5, 6, 7, 8, 9);
+#define WGMMA_D8 WGMMA_A(d, 0), WGMMA_A(d, 4)
+WGMMA(16, WGMMA_8, WGMMA_D8, 8, 9, 10, 11, 12, 13);
+WGMMA(32, WGMMA_16, WGMMA_B(d, 0), 16, 17, 18, 19, 20, 21);
+#define WGMMA_D32 WGMMA_B(d, 0), WGMMA_B(d, 16)
+WGMMA(64, WGMMA_32, WGMMA_D32, 32, 33, 34, 35, 36, 37);
+#define WGMMA_D64 WGMMA_B(d, 0), WGMMA_B(d, 16), WGMMA_B(d, 32), WGMMA_B(d, 48)
+WGMMA(128, WGMMA_64, WGMMA_D64, 64, 65, 66, 67, 68, 69);
+
+/* Before the first product of a series whose registers were written since; after the last; wait. */
+GPU_FN void wgmma_begin(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
+}
+GPU_FN void wgmma_end(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+}
+template <int LEFT> GPU_FN void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(LEFT) : "memory");
+}
+/* The compiler must not use these registers before a wait. */
+template <int N> GPU_FN void wgmma_hold(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* ---------------------------------------------------------------- copies to shared memory */
+
+GPU_FN uint32_t shared_at(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+GPU_FN void copy16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from));
+}
+GPU_FN void copy8(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from));
+}
+GPU_FN void copy4(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from));
+}
+GPU_FN void copy4_pair(uint32_t to, const uint8_t *from, bool both)
+{
+    copy4(to, from);
+    if (both)
+        copy4(to + 4, from + 4);
+}
+GPU_FN void copies_end(void) /* of a group */
+{
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+/* All but the last LEFT groups of this thread have arrived. */
+template <int LEFT> GPU_FN void copies_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(LEFT) : "memory");
+}
+/* What this thread wrote to shared memory is seen by products that start after the next barrier. */
+GPU_FN void shared_to_wgmma(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+/* ---------------------------------------------------------------- clusters */
+
+GPU_FN void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
+}
+/* A float at this block's shared address in block `rank` of the cluster. */
+GPU_FN float cluster_load(uint32_t at, int rank)
+{
+    uint32_t there;
+    float v;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(at), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(v) : "r"(there) : "memory");
+    return v;
+}
+
+/* ---------------------------------------------------------------- launches */
+
+/* What earlier kernels of the stream wrote may be read from here on. */
+GPU_FN void after_earlier(void)
+{
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+}
+/* The next kernel may start; it waits in after_earlier until this one has ended. */
+GPU_FN void let_next_start(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+}
+
+/* gpu_launch with clusters of `cluster` blocks, and with `early`: before the kernel ahead has ended,
+ * for which after_earlier waits. */
+template <typename A>
+static inline void sm90_launch(void (*kernel)(A), int64_t grid, int threads, size_t shared,
+                               int cluster, bool early, struct stream *s, const A &a)
+{
+    if (grid <= 0)
+        return;
+    FST_ASSERT(grid <= INT32_MAX && grid % cluster == 0);
+    if (shared > 48 << 10)
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)shared);
+    cudaLaunchAttribute attr[2] = {};
+    attr[0].id = cudaLaunchAttributeClusterDimension;
+    attr[0].val.clusterDim.x = (unsigned)cluster;
+    attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[1].val.programmaticStreamSerializationAllowed = early;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = dim3((unsigned)grid);
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = shared;
+    c.stream = (gpu_queue)s->queue;
+    c.attrs = attr;
+    c.numAttrs = 2;
+    cudaLaunchKernelEx(&c, kernel, a);
+}
+
+#endif

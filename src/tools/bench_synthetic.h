@@ -1,0 +1,57 @@
+/* bench_synthetic.h - the state of `bench step --synthetic`, and its drafter's part.
+ * Looks into model, weights and KV memory by exception. */
+#ifndef FST_TOOLS_BENCH_SYNTHETIC_H
+#define FST_TOOLS_BENCH_SYNTHETIC_H
+
+#include "base/pool.h"
+#include "tools/bench.h"
+#include "tools/bench_routing.h"
+#include "weights/weights.h"
+
+enum { SHAPES_MAX = 16 };
+
+/* One case: so many requests with so many rows each. */
+struct shape {
+    const char *kind;
+    int requests, width, n_logits; /* rows that give logits: the last so many */
+    int64_t start;                 /* position of a request's first row */
+};
+
+struct draft_arrays;
+struct synth {
+    struct bench *b;
+    const struct device *device;
+    struct pool *pool;
+    struct stream stream;
+    struct kernels kernels;
+    struct weights *weights;
+    struct kv kv;
+    struct model *model;
+    struct bench_routing routing;
+    struct shape shape[SHAPES_MAX];
+    int n_shapes, max_rows, max_requests, max_logits, steps;
+    int64_t context_length, n_pages, turn; /* turn: steps so far */
+    int32_t *ints;                         /* shared: the arrays of rows, and picks */
+    size_t int_bytes;
+    struct rows rows;
+    int32_t *slot, *pos, *id, *span, *span_first, *pick;
+    void *delay; /* device memory that is filled to keep the card busy; NULL: none */
+    double *times;
+    struct draft_arrays *draft; /* shared; NULL: no drafter */
+    size_t draft_bytes;
+};
+
+/* Something that is timed: does it once, *us by the host's clock. */
+typedef enum fst_status synth_run_fn(struct synth *s, const struct shape *h, double *us);
+
+/* Median and 95th percentile of many runs, then the times of blocks: rows of kind h->kind, a first one
+ * "step" with `whole`.  In the load `x`, window layers count n_window times. */
+enum fst_status synth_measure(struct synth *s, const struct shape *h, synth_run_fn *run,
+                              const struct model_load *x, struct model_cost whole, int n_window);
+
+/* With a drafter: arrays for its batches; then what follows on a step of the shape. */
+enum fst_status synth_draft_open(struct synth *s);
+void synth_draft_close(struct synth *s);
+enum fst_status synth_draft(struct synth *s, const struct shape *h);
+
+#endif
