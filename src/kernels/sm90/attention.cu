@@ -25,6 +25,7 @@ enum {
     THREADS = 2 * MMA_GROUP,
     WAVES = THREADS / 32,
     PARTS = DIM / 16, /* 16 values each: what a lane loads of a key */
+    SCOUTS = TILE,    /* threads that look for keys while the others load queries */
     UNITS = TILE / WAVES,
     BLOCK_BYTES = TILE * MMA_LINE, /* 64 rows of 64 values */
     TILE_BYTES = DIM / MMA_BLOCK * BLOCK_BYTES,
@@ -69,12 +70,19 @@ struct place {
     int t, row, group, n; /* row of the step, of the launch; heads; pieces */
 };
 
+/* Read by every lane of the waves that call. */
 GPU_FN void find_place(const struct attention_sm90_job *j, int block, struct place *w)
 {
+    const struct rows *r = &j->rows;
     w->row = block / j->groups;
     w->group = block % j->groups;
     w->t = j->first + w->row;
-    w->at = rows_at(&j->rows, w->t);
+    int span = r->span[w->t];
+    w->at.slot = r->slot[w->t];
+    w->at.pos = r->pos[w->t];
+    w->at.first = r->span_first[span];
+    w->at.last = r->span_first[span + 1];
+    w->at.start = w->at.pos - (w->t - w->at.first);
     keys_ranges(&j->a, j->l.ratio, &w->at, w->t, w->r);
     w->n = range_pieces(&w->r[0]) + range_pieces(&w->r[1]);
     ROWS_CHECK(w->n <= j->pieces);
@@ -171,29 +179,32 @@ GPU_FN void put_tile(const struct attention_sm90_job *j, const int32_t *at,
 
 /* ---------------------------------------------------------------- queries */
 
-GPU_FN void load_queries(const struct attention_sm90_job *j, const struct place *w, uint8_t *q)
+/* The waves that do not look for keys load the row's queries. */
+GPU_FN void load_queries(const struct attention_sm90_job *j, int64_t t, int group, uint8_t *q)
 {
-    enum { AT_ONCE = 8, LOADS = HEADS * DIM / 8 / THREADS };
-    const float *x = j->a.q + ((int64_t)w->t * j->a.n_heads + w->group * HEADS) * DIM;
-    int heads = j->a.n_heads - w->group * HEADS, c = (int)threadIdx.x % (DIM / 8);
-    for (int first = 0; first < LOADS; first += AT_ONCE) {
+    enum { AT_ONCE = 8, OCTS = DIM / 8, LOADERS = THREADS - SCOUTS };
+    const float *x = j->a.q + (t * j->a.n_heads + group * HEADS) * DIM;
+    int heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
+    for (int first = (int)threadIdx.x - SCOUTS; first < HEADS * OCTS; first += AT_ONCE * LOADERS) {
         struct gpu_quad v[2 * AT_ONCE];
         MMA_UNROLL
         for (int i = 0; i < AT_ONCE; i++) {
-            int h = (int)threadIdx.x / (DIM / 8) + (first + i) * (THREADS / (DIM / 8));
+            int u = first + i * LOADERS;
             v[2 * i] = v[2 * i + 1] = {};
-            if (h < heads) {
-                v[2 * i] = gpu_load4(x + h * DIM + 8 * c);
-                v[2 * i + 1] = gpu_load4(x + h * DIM + 8 * c + 4);
+            if (u < heads * OCTS) {
+                v[2 * i] = gpu_load4(x + 8 * u);
+                v[2 * i + 1] = gpu_load4(x + 8 * u + 4);
             }
         }
         MMA_UNROLL
         for (int i = 0; i < AT_ONCE; i++) {
-            int h = (int)threadIdx.x / (DIM / 8) + (first + i) * (THREADS / (DIM / 8));
+            int u = first + i * LOADERS, h = u / OCTS, c = u % OCTS;
             struct gpu_words o;
+            MMA_UNROLL
             for (int k = 0; k < 4; k++)
                 o.w[k] = mma_pair(v[2 * i + k / 2].v[k % 2 * 2], v[2 * i + k / 2].v[k % 2 * 2 + 1]);
-            mma_store16(q + c / 8 * BLOCK_BYTES + mma_place(h, c % 8), o);
+            if (u < HEADS * OCTS)
+                mma_store16(q + c / 8 * BLOCK_BYTES + mma_place(h, c % 8), o);
         }
     }
 }
@@ -367,6 +378,7 @@ GPU_FN void store_output(const struct attention_sm90_job *j, const struct place 
 /* ---------------------------------------------------------------- score_kernel */
 
 struct score_shared {
+    struct place w;
     int32_t at[2][TILE];
     float top[2][2][HEADS]; /* by turn, half */
 };
@@ -375,7 +387,7 @@ enum { SCORE_BYTES = 3 * TILE_BYTES + MMA_ALIGN + (int)sizeof(struct score_share
 /* A turn of a block: scores of piece p, whose tile is there; meanwhile the tile of the next one is
  * unpacked, and then the loads of the one after it go out. */
 struct turns {
-    uint8_t *q, *tile[2];
+    uint8_t *q, *tile; /* two, one after another */
     struct score_shared *s;
     int step; /* between pieces of the block */
 };
@@ -384,23 +396,32 @@ GPU_FN struct turns take_shared(uint8_t *bytes, int step)
 {
     struct turns b;
     b.q = mma_aligned(bytes);
-    b.tile[0] = b.q + TILE_BYTES;
-    b.tile[1] = b.tile[0] + TILE_BYTES;
-    b.s = (struct score_shared *)(void *)(b.tile[1] + TILE_BYTES);
+    b.tile = b.q + TILE_BYTES;
+    b.s = (struct score_shared *)(void *)(b.tile + 2 * TILE_BYTES);
     b.step = step;
     return b;
 }
 
-/* Tile of piece p, and the loads of the next one under way. */
-GPU_FN void first_turn(const struct attention_sm90_job *j, const struct place *w,
-                       const struct turns *b, int p, struct rows_raw raw[UNITS])
+/* Where the block is, its queries, the tile of its first piece p, and the loads of the next one under
+ * way.  p may be beyond the row's pieces: then nothing else is there. */
+GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const struct turns *b, int p,
+                       struct rows_raw raw[UNITS])
 {
-    find_keys(j, w, p, b->s->at[0]);
-    find_keys(j, w, p + b->step, b->s->at[1]);
+    const struct place *w = &b->s->w;
+    if ((int)threadIdx.x < SCOUTS) {
+        struct place mine;
+        find_place(j, block, &mine);
+        find_keys(j, &mine, p, b->s->at[0]);
+        find_keys(j, &mine, p + b->step, b->s->at[1]);
+        if (threadIdx.x == 0)
+            b->s->w = mine;
+    } else
+        load_queries(j, j->first + block / j->groups, block % j->groups, b->q);
     gpu_sync();
+    if (p >= w->n)
+        return;
     fetch_tile(j, b->s->at[0], raw);
-    load_queries(j, w, b->q);
-    put_tile(j, b->s->at[0], raw, b->tile[0]);
+    put_tile(j, b->s->at[0], raw, b->tile);
     if (p + b->step < w->n)
         fetch_tile(j, b->s->at[1], raw);
     mma_publish();
@@ -414,7 +435,7 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
 {
     int next = p + b->step;
     if (next < w->n) {
-        put_tile(j, b->s->at[(i + 1) % 2], raw, b->tile[(i + 1) % 2]);
+        put_tile(j, b->s->at[(i + 1) % 2], raw, b->tile + (i + 1) % 2 * TILE_BYTES);
         mma_publish();
     }
     find_keys(j, w, next + b->step, b->s->at[i % 2]);
@@ -445,23 +466,20 @@ GPU_FN void store_weights(const struct attention_sm90_job *j, const struct place
 GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
 {
     GPU_DYNAMIC(uint8_t, bytes);
-    struct place w;
     int p = (int)blockIdx.x % j.spread;
     struct turns b = take_shared(bytes, j.spread);
     struct rows_raw raw[UNITS];
-    find_place(&j, (int)blockIdx.x / j.spread, &w);
-    if (p == 0 && w.group == 0 && threadIdx.x == 0)
-        j.n_pieces[w.row] = w.n;
-    if (p >= w.n)
-        return;
-    first_turn(&j, &w, &b, p, raw);
-    for (int i = 0; p < w.n; p += j.spread, i++) {
+    const struct place *w = &b.s->w;
+    first_turn(&j, (int)blockIdx.x / j.spread, &b, p, raw);
+    if (p == 0 && w->group == 0 && threadIdx.x == 0)
+        j.n_pieces[w->row] = w->n;
+    for (int i = 0; p < w->n; p += j.spread, i++) {
         float s[16], most[2], den[2];
         uint32_t a[2][4];
-        start_scores(b.q, b.tile[i % 2], s);
-        one_turn(&j, &w, &b, p, i, raw, s);
+        start_scores(b.q, b.tile + i % 2 * TILE_BYTES, s);
+        one_turn(&j, w, &b, p, i, raw, s);
         find_weights(b.s->top[i % 2], s, most, den, a);
-        store_weights(&j, &w, p, most, den, a);
+        store_weights(&j, w, p, most, den, a);
     }
 }
 
@@ -515,29 +533,45 @@ GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int
             key + u * V::ROWS, mine / 4 & 1);
 }
 
-/* Piece p of the stage's tile, when the sums of the one before are there. */
-template <int N>
-GPU_FN void add_piece(const struct attention_sm90_job *j, const struct place *w, int p,
-                      const uint8_t *rows, int block_bytes, struct weigher *g, float (&o)[N])
+/* Of a piece, what score_kernel left for this thread. */
+struct weighed {
+    struct gpu_words a[STEPS];
+    float top[2], den[2][2];
+};
+
+GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place *w, int p,
+                          struct weighed *x)
 {
     int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
     const struct gpu_words *from = j->weight + piece * STEPS * MMA_GROUP;
     const struct piece_stat *stat = j->stat + piece;
-    uint32_t a[STEPS][4], factor[2];
-    float top[2], den[2], shrink[2];
+    if (p >= w->n)
+        return;
     MMA_UNROLL
-    for (int k = 0; k < STEPS; k++) {
-        struct gpu_words x = gpu_load16(from + k * MMA_GROUP + (int)threadIdx.x % MMA_GROUP);
-        for (int i = 0; i < 4; i++)
-            a[k][i] = x.w[i];
-    }
+    for (int k = 0; k < STEPS; k++)
+        x->a[k] = gpu_load16(from + k * MMA_GROUP + (int)threadIdx.x % MMA_GROUP);
     MMA_UNROLL
     for (int r = 0; r < 2; r++) {
-        int h = my_head() + 8 * r;
-        top[r] = stat->top[h];
-        den[r] = stat->den[0][h] + stat->den[1][h];
+        x->top[r] = stat->top[my_head() + 8 * r];
+        x->den[0][r] = stat->den[0][my_head() + 8 * r];
+        x->den[1][r] = stat->den[1][my_head() + 8 * r];
     }
-    weigh(g, top, den, shrink, factor);
+}
+
+/* A piece of the stage's tile, when the sums of the one before are there. */
+template <int N>
+GPU_FN void add_piece(const struct weighed *x, const uint8_t *rows, int block_bytes,
+                      struct weigher *g, float (&o)[N])
+{
+    uint32_t a[STEPS][4], factor[2];
+    float den[2], shrink[2];
+    MMA_UNROLL
+    for (int i = 0; i < 4 * STEPS; i++)
+        a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++)
+        den[r] = x->den[0][r] + x->den[1][r];
+    weigh(g, x->top, den, shrink, factor);
     scale_weights(a, factor);
     shrink_sums(o, shrink);
     start_values(a, rows, block_bytes, o);
@@ -545,7 +579,7 @@ GPU_FN void add_piece(const struct attention_sm90_job *j, const struct place *w,
 }
 
 template <int BLOCKS>
-GPU_KERNEL void MMA_BOUNDS(THREADS, BLOCKS == 1 ? 2 : 1) value_kernel(struct attention_sm90_job j)
+GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
 {
     using V = value_shape<BLOCKS>;
     GPU_DYNAMIC(uint8_t, bytes);
@@ -560,6 +594,10 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, BLOCKS == 1 ? 2 : 1) value_kernel(struct att
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[V::SUMS] = {};
     struct rows_raw raw[V::LOADS];
+    struct weighed x[V::PIECES];
+    MMA_UNROLL
+    for (int i = 0; i < V::PIECES; i++)
+        fetch_weights(&j, &w, i, &x[i]);
     load_window(&j, &w, 0, at);
     fetch_stage<BLOCKS>(&j, at, slice, raw);
     for (int p = 0; p < w.n; p += V::PIECES) {
@@ -573,9 +611,12 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, BLOCKS == 1 ? 2 : 1) value_kernel(struct att
                 load_window(&j, &w, next, at);
             fetch_stage<BLOCKS>(&j, at + next * TILE % WINDOW, slice, raw);
         }
-        for (int i = p; half < V::GROUPS && i < FST_MIN(next, w.n); i++)
-            add_piece(&j, &w, i, now + (i - p) * BLOCK_BYTES + half * 2 * V::BYTES, V::BYTES, &g,
-                      o);
+        MMA_UNROLL
+        for (int i = 0; i < V::PIECES; i++)
+            if (half < V::GROUPS && p + i < w.n) {
+                add_piece(&x[i], now + i * BLOCK_BYTES + half * 2 * V::BYTES, V::BYTES, &g, o);
+                fetch_weights(&j, &w, next + i, &x[i]);
+            }
     }
     if (half < V::GROUPS)
         store_output(&j, &w, &g, slice * 64 * BLOCKS + half * 128, o);
@@ -617,29 +658,28 @@ GPU_FN void share_weights(struct whole_shared *x, float den[2], const uint32_t m
 GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
 {
     GPU_DYNAMIC(uint8_t, bytes);
-    struct place w;
     struct turns b = take_shared(bytes, 1);
     struct whole_shared *x = (struct whole_shared *)(void *)b.s;
     struct rows_raw raw[UNITS];
+    const struct place *w = &b.s->w;
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[128] = {};
-    find_place(&j, (int)blockIdx.x, &w);
-    first_turn(&j, &w, &b, 0, raw);
-    for (int p = 0; p < w.n; p++) {
+    first_turn(&j, (int)blockIdx.x, &b, 0, raw);
+    for (int p = 0; p < w->n; p++) {
         float s[16], most[2], den[2], shrink[2];
         uint32_t mine[2][4], a[STEPS][4], factor[2];
-        start_scores(b.q, b.tile[p % 2], s);
-        one_turn(&j, &w, &b, p, p, raw, s);
+        start_scores(b.q, b.tile + p % 2 * TILE_BYTES, s);
+        one_turn(&j, w, &b, p, p, raw, s);
         find_weights(b.s->top[p % 2], s, most, den, mine);
         share_weights(x, den, mine, a);
         weigh(&g, most, den, shrink, factor);
         scale_weights(a, factor);
         shrink_sums(o, shrink);
-        start_values(a, b.tile[p % 2] + my_half() * 4 * BLOCK_BYTES, BLOCK_BYTES, o);
+        start_values(a, b.tile + p % 2 * TILE_BYTES + my_half() * 4 * BLOCK_BYTES, BLOCK_BYTES, o);
         mma_wait<0>();
         gpu_sync(); /* the tile is free */
     }
-    store_output(&j, &w, &g, my_half() * 256, o);
+    store_output(&j, w, &g, my_half() * 256, o);
 }
 
 /* ---------------------------------------------------------------- launcher */
