@@ -58,7 +58,7 @@ hip: # compile the module for AMD cards (gfx90a, gfx942), which has not run yet
 
 gpu-bundle: gpu # program, module and tests in build/gpu-bundle, for a machine that has nothing but a card
 	@scripts/setup test
-	@$(call BUILD,release) checkkern gpu_same prop_engine_text_parity
+	@$(call BUILD,release) checkkern gpu_same gpu_graphs prop_engine_text_parity
 	@scripts/gpu-bundle build build/gpu-bundle
 
 test-gpu: # the tests that need a card, from build/gpu-bundle (make gpu-bundle makes it)

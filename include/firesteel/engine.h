@@ -45,6 +45,7 @@ struct fst_engine_opts {
     uint64_t random_seed;       /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
     bool profile;              /* keep per-block timings (bench step) */
+    bool disable_cuda_graph;   /* launch kernel by kernel on a card; results are the same */
     const int32_t *masked_ids; /* ids that are never drawn (rows of the vocabulary without a name
                                     in the tokenizer); copied */
     size_t n_masked_ids;
@@ -108,6 +109,9 @@ struct fst_engine_stats {
      * everything.  And how many steps of each kind (draft: batches) there were. */
     uint64_t step_ns, draft_ns, verify_ns, prefill_ns, decode_ns;
     uint64_t draft_steps, verify_steps_n, prefill_steps_n, decode_steps_n;
+    /* On a card: recorded calls that are held (steps, drafts, injections), and launches of one. */
+    int graphs;
+    uint64_t graph_launches;
 };
 void fst_engine_get_stats(const fst_engine *e, struct fst_engine_stats *out);
 void fst_engine_reset_spec_stats(fst_engine *e);

@@ -1,4 +1,5 @@
 /* cpu.c - memory and streams; what a device does not do itself is done here, on the host. */
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -62,7 +63,11 @@ enum fst_status device_copy(const struct device *d, void *to, const void *from, 
 enum fst_status stream_init(struct stream *s, const struct device *d, struct pool *pool,
                             enum precision precision, size_t scratch_bytes)
 {
-    *s = (struct stream){.device = d, .pool = pool, .precision = precision};
+    const char *early = getenv("FIRESTEEL_EARLY_LAUNCH");
+    *s = (struct stream){.device = d,
+                         .pool = pool,
+                         .precision = precision,
+                         .early = d && d->early && (!early || strcmp(early, "0") != 0)};
     if (d)
         FST_TRY(d->queue_new(&s->queue));
     if (!scratch_bytes)
@@ -106,4 +111,27 @@ enum fst_status stream_fill(struct stream *s, void *p, size_t bytes, const struc
 enum fst_status stream_sync(struct stream *s)
 {
     return s->device ? s->device->sync(s->queue) : FST_OK;
+}
+
+enum fst_status stream_capture_begin(struct stream *s)
+{
+    FST_ASSERT(stream_can_capture(s));
+    return s->device->capture_begin(s->queue);
+}
+
+enum fst_status stream_capture_end(struct stream *s, void **graph)
+{
+    *graph = NULL;
+    return s->device->capture_end(s->queue, graph);
+}
+
+enum fst_status stream_graph_launch(struct stream *s, void *graph)
+{
+    return s->device->graph_launch(s->queue, graph);
+}
+
+void stream_graph_free(struct stream *s, void *graph)
+{
+    if (graph)
+        s->device->graph_free(graph);
 }

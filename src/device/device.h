@@ -2,13 +2,16 @@
  *
  * On the CPU a launch runs to its end before the launcher returns, on the threads of the stream's
  * pool.  On a card a launcher only enqueues on the stream's queue, and the host sees results after
- * device_sync.  Memory that kernels read and write comes from here, once, from one plan at start;
+ * stream_sync.  Memory that kernels read and write comes from here, once, from one plan at start;
  * nothing is allocated while steps run.
  *
  * Three kinds of memory: the device's own (device_alloc), which the host does not touch unless the
  * device is the host; shared (device_alloc_shared), host memory that kernels can address too, slowly
  * on a card: for the small arrays that a step begins and ends with; and everything else, which
  * kernels must not see.
+ *
+ * A card may record what is enqueued and run it again as one launch (stream_capture_begin): a step of
+ * a thousand small kernels costs the host one call, and the card no time between them.
  *
  * A card's code lives in a module, libfiresteel_<name>.so beside the program (or in
  * FIRESTEEL_MODULES), loaded by device_open, so that the program itself needs no GPU library. */
@@ -36,6 +39,7 @@ struct device {
     char driver[32];  /* driver's CUDA version, "" on the host */
     int multiprocessors;
     uint64_t total_bytes, free_bytes; /* device memory at open; 0 on the host */
+    bool early; /* kernels may start before the one in front has ended (kernels/gpu/gpu.h) */
     void *(*alloc)(size_t bytes);
     void (*free)(void *p);
     void *(*alloc_shared)(size_t bytes);
@@ -53,6 +57,12 @@ struct device {
      * then, after a sync, the time between two.  Both NULL: the device has no clock of its own. */
     enum fst_status (*mark)(void *queue, int i);
     enum fst_status (*between)(int from, int to, double *us);
+    /* Recording, or NULL: none.  capture_end gives NULL when the recording is of no use; its text says
+     * why. */
+    enum fst_status (*capture_begin)(void *queue);
+    enum fst_status (*capture_end)(void *queue, void **graph);
+    enum fst_status (*graph_launch)(void *queue, void *graph);
+    void (*graph_free)(void *graph);
 };
 
 struct stream {
@@ -62,6 +72,7 @@ struct stream {
     uint8_t *scratch; /* device memory, 64-byte aligned; contents do not survive a launch */
     size_t scratch_bytes;
     void *queue; /* of a device that has queues: CUDA's or HIP's stream */
+    bool early;  /* of the device, unless FIRESTEEL_EARLY_LAUNCH=0 is in the environment */
 };
 
 /* "cpu" gives NULL; "cuda", "hip" load their module.  FST_EMACHINE says what is missing: module, driver
@@ -84,7 +95,7 @@ enum fst_status stream_init(struct stream *s, const struct device *d, struct poo
                             enum precision precision, size_t scratch_bytes);
 void stream_release(struct stream *s);
 
-/* Copy within device memory, in the order of the launches. */
+/* Copy from device or shared memory to device memory, in the order of the launches. */
 enum fst_status stream_copy(struct stream *s, void *to, const void *from, size_t bytes);
 
 /* Random contents (fill.h) for device memory; p and bytes are multiples of 16.  The same bytes on every
@@ -95,9 +106,28 @@ enum fst_status stream_fill(struct stream *s, void *p, size_t bytes, const struc
  * failed: the device is not usable any more. */
 enum fst_status stream_sync(struct stream *s);
 
+/* ---------------------------------------------------------------- recorded launches */
+
+/* What stream_copy and launchers enqueue between begin and end is recorded and not run; the recording
+ * runs as often as it is launched, in the same order, with the values and addresses that the launchers
+ * were given: what may differ from run to run must lie in memory that kernels read.  In between there
+ * is no stream_sync, no allocation, no device_copy and no launch that the process has not done before
+ * (a card loads code at the first one).  One thread. */
+static inline bool stream_can_capture(const struct stream *s)
+{
+    return s->device && s->device->capture_begin;
+}
+enum fst_status stream_capture_begin(struct stream *s);
+/* Ends the recording, whatever happened since its begin.  An error: nothing was run, nothing is left of
+ * it, the stream works as before; *graph is NULL. */
+enum fst_status stream_capture_end(struct stream *s, void **graph);
+enum fst_status stream_graph_launch(struct stream *s, void *graph);
+/* Nothing of it may be running. */
+void stream_graph_free(struct stream *s, void *graph);
+
 /* ---------------------------------------------------------------- a module's side */
 
-enum { DEVICE_MODULE_VERSION = 1 };
+enum { DEVICE_MODULE_VERSION = 2 };
 
 /* What the program gives to a module, which links nothing of it. */
 struct device_host {

@@ -353,7 +353,8 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
                                  o->context_length > 0 ? o->context_length : c->max_positions,
                              .drafting = e->drafting,
                              .heartbeat = &e->heartbeat,
-                             .profile = o->profile};
+                             .profile = o->profile,
+                             .disable_graphs = o->disable_cuda_graph};
     scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
     work = model_work_bytes(e->weights, &mo);
     model_kv_spec(e->weights, e->drafting, &spec);

@@ -499,6 +499,7 @@ static void count_step(fst_engine *e, int64_t start_ns, const struct step *step)
     int64_t now = engine_now_ns();
     uint64_t took = (uint64_t)(now - start_ns);
     bool prefill = false, verify = false, decode = false;
+    struct model_graphs graphs = model_graphs_of(e->model);
 
     for (int s = 0; s < step->n_spans; s++) {
         prefill |= step->span[s].kind == STEP_PREFILL;
@@ -506,6 +507,8 @@ static void count_step(fst_engine *e, int64_t start_ns, const struct step *step)
         decode |= step->span[s].kind != STEP_PREFILL;
     }
     e->stats.steps++;
+    e->stats.graphs = graphs.held;
+    e->stats.graph_launches = graphs.replayed;
     e->stats.step_ns += took;
     e->stats.draft_ns += (uint64_t)e->step_draft_ns;
     took -= FST_MIN(took, (uint64_t)e->step_draft_ns);

@@ -1,11 +1,14 @@
 /* model.h - a loaded DeepSeek-V4 and its forward passes.
  *
  * struct model owns weights (mapped), workspace and the kernel table; it borrows the KV memory and
- * the stream.  One thread (the engine's) uses it at a time.  Nothing is allocated after model_open.
+ * the stream.  One thread (the engine's) uses it at a time.  Nothing is allocated after model_open, but
+ * for what a card's driver needs for recorded steps.
  *
  * Where kernels run is the stream's device: weights must be there (weights_upload), KV too (kv_spec),
- * and the arrays of rows, picks and drafts that callers pass in shared memory (device.h).  Calls
- * return when the device is done.
+ * and the arrays of a draft batch in shared memory (device.h); arrays of rows and picks are the host's.
+ * Calls return when the device is done.  A device that can record launches replays calls that come a
+ * third time with the same numbers of rows, spans and logits; results are the same bits.  The kv of all
+ * calls is one, which outlives the model or at least is not used again after it is released.
  *
  * A step: model_forward() runs rows through the target, leaves logits of the picked rows and, when
  * a drafter is there, the captured hidden rows; after the verifier has decided, model_inject() puts
@@ -32,6 +35,7 @@ struct model_opts {
     _Atomic int64_t *heartbeat; /* borrowed, may be NULL: set to CLOCK_MONOTONIC ns before each
                                       block, so that a watchdog sees life inside a long step */
     bool profile;               /* keep model_timings */
+    bool disable_graphs;        /* launch kernel by kernel, also where a step could be recorded */
 };
 
 /* Take ownership of nothing but memory: weights are borrowed and outlive the model.  FST_ENOMEM;
@@ -86,6 +90,13 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
 enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct rows *rows,
                                   const int32_t *next_id, const int32_t *logit_row, int n_logits,
                                   float **logits);
+
+/* Recorded calls that are held, and how often one was launched. */
+struct model_graphs {
+    int held;
+    uint64_t replayed;
+};
+struct model_graphs model_graphs_of(const struct model *m);
 
 /* Names of the blocks and the time spent in each since the last reset (ns), for bench step; also apart
  * by where in the model: outside of layers, in those without compressed entries (the draft's too), of

@@ -178,6 +178,8 @@ void metrics_write(const struct server *s, struct buf *out)
               (double)st.spec.accepted_by_position[k]);
     }
     counter(&p, "engine_steps_total", "Forward passes.", (double)st.steps);
+    counter(&p, "engine_graph_launches_total", "Recorded steps, drafts and injections on a card.",
+            (double)st.graph_launches);
     counter(&p, "engine_requests_total", "Requests given to the engine, one for each choice.",
             (double)st.requests);
     counter(&p, "http_requests_total", "HTTP requests.", (double)m->http_requests);

@@ -33,6 +33,9 @@ static const struct option_def engine_defs[] = {
      .initial = "cpu",
      .words = "cpu cuda hip",
      .help = "where the model runs; cuda needs its module (make gpu)"},
+    {.name = "disable-cuda-graph",
+     .type = OPTION_FLAG,
+     .help = "launch kernel by kernel on a card instead of recording steps; same results, slower"},
     {.name = "kernels",
      .type = OPTION_TEXT,
      .initial = "auto",
@@ -249,6 +252,7 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     if (!e->model_dir)
         return FST_EMACHINE;
     e->device = devices[options_word(o, "device")];
+    e->disable_cuda_graph = options_flag(o, "disable-cuda-graph");
     e->kernels = options_text(o, "kernels");
     e->kv_layout = layouts[options_word(o, "kv-layout")];
     e->index_keys = keys[options_word(o, "index-keys")];

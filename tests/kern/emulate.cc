@@ -19,6 +19,7 @@ extern "C" {
 #include "kernels/gpu/emulate.h"
 
 struct emulate_dim emulate_thread, emulate_block, emulate_block_dim, emulate_grid_dim;
+int64_t emulate_waits;
 
 enum { THREADS_MAX = 1024, STACK = 64 << 10, SHARED_MAX = 228 << 10 };
 enum state { RUNS, WAITS_WAVE, WAITS_BLOCK, DONE };

@@ -62,6 +62,7 @@ struct rig_opts {
     int64_t context;
     int block; /* 0: 1 */
     bool drafting;
+    bool disable_graphs; /* of a device that records */
 };
 
 struct rig {
@@ -102,7 +103,8 @@ static inline void rig_open(struct rig *r, const struct rig_opts *o)
                            .max_logits = o->max_rows,
                            .max_requests = o->n_slots,
                            .context_length = o->context,
-                           .drafting = o->drafting};
+                           .drafting = o->drafting,
+                           .disable_graphs = o->disable_graphs};
     rig_ok(stream_init(&r->stream, o->device, r->pool, o->precision,
                        model_scratch_bytes(o->w, &m, pool_threads(r->pool))));
     rig_ok(model_open(&r->m, o->w, &m));

@@ -90,6 +90,235 @@ static void test_same_bits(void **state)
     free(want);
 }
 
+/* ---------------------------------------------------------------- recorded steps */
+
+enum { SLOTS = 4, ROWS = 16, CONTEXT = 512 };
+
+/* The host, and the device that records; both get the same calls. */
+struct pair {
+    struct rig rig[2];
+    int slot[SLOTS];
+    int64_t n[SLOTS]; /* positions so far */
+    struct kernels k[2];
+    struct batch {
+        int32_t slot[SLOTS], anchor[SLOTS], ids[SLOTS * DRAFT];
+        int64_t n[SLOTS];
+        uint32_t out_pos[SLOTS];
+        struct draw_params draw[SLOTS];
+    } * batch[2]; /* shared memory */
+    struct test_rng rng;
+};
+
+static void pair_weights(struct weights *w[2])
+{
+    struct hashweights_spec spec = rig_small(HASHWEIGHTS_FP4);
+    for (int i = 0; i < 2; i++)
+        w[i] = rig_weights(&spec);
+    rig_ok(weights_upload(w[1], &far_device));
+}
+
+static void pair_weights_free(struct weights *w[2])
+{
+    weights_free(w[0]);
+    weights_free(w[1]);
+    assert_int_equal(far_state.n, 0);
+}
+
+static void pair_open(struct pair *p, struct weights *w[2], bool disable_graphs)
+{
+    *p = (struct pair){.rng = {.s = 7}};
+    kernels_init(&p->k[0], kernels_probe());
+    rig_ok(kernels_of_device(&p->k[1], &far_device, NULL, PRECISION_NATIVE));
+    for (int i = 0; i < 2; i++) {
+        const struct device *d = i ? &far_device : NULL;
+        struct rig_opts o = {.w = w[i],
+                             .kernels = &p->k[i],
+                             .device = d,
+                             .precision = PRECISION_NATIVE,
+                             .format = ROW_FP8,
+                             .index_format = INDEX_FP4,
+                             .max_rows = ROWS,
+                             .n_slots = SLOTS,
+                             .context = CONTEXT,
+                             .block = DRAFT + 1,
+                             .drafting = true,
+                             .disable_graphs = disable_graphs};
+        rig_open(&p->rig[i], &o);
+        for (int s = 0; s < SLOTS; s++)
+            p->slot[s] = rig_slot(&p->rig[i]);
+        p->batch[i] = device_alloc_shared(d, sizeof *p->batch[i]);
+        assert_non_null(p->batch[i]);
+    }
+    far_state.begun = far_state.ended = far_state.launched = 0;
+}
+
+static void pair_close(struct pair *p)
+{
+    for (int i = 0; i < 2; i++) {
+        device_free_shared(p->rig[i].stream.device, p->batch[i], sizeof *p->batch[i]);
+        rig_close(&p->rig[i]);
+    }
+    assert_int_equal(far_state.held, 0);
+    assert_null(far_state.recording);
+}
+
+/* A step of these spans with arrays that no step before or after has, nor any device can read: the
+ * logits of the last n_logits rows, on both. */
+static void pair_step(struct pair *p, const struct rig_span *span, int n_spans, int n_logits)
+{
+    float *logits[2];
+    int n = 0;
+    for (int i = 0; i < 2; i++) {
+        struct rig *r = &p->rig[i];
+        rig_rows(r, span, n_spans);
+        n = r->rows.n_rows;
+        int32_t *copy = calloc((size_t)n * 6 + 1, sizeof *copy);
+        assert_non_null(copy);
+        const int32_t *from[] = {r->slot, r->pos, r->id, r->span, r->pick, r->first};
+        for (int k = 0; k < 6; k++)
+            memcpy(copy + k * n, from[k], (size_t)(k < 5 ? n : n_spans + 1) * sizeof *copy);
+        struct rows rows = r->rows;
+        rows.slot = copy;
+        rows.pos = copy + n;
+        rows.id = copy + 2 * n;
+        rows.span = copy + 3 * n;
+        rows.span_first = copy + 5 * n;
+        rig_ok(model_forward(r->m, &r->kv, &rows, copy + 5 * n - n_logits, n_logits, &logits[i]));
+        free(copy);
+    }
+    rig_same(logits[1], logits[0], (int64_t)n_logits * VOCAB, "logits of a recorded step");
+}
+
+/* The rows of the step that stay, into the drafter; then a draft for the first n slots. */
+static void pair_draft(struct pair *p, int n)
+{
+    for (int i = 0; i < 2; i++) {
+        struct rig *r = &p->rig[i];
+        struct batch *b = p->batch[i];
+        int32_t row[ROWS];
+        int rows = 0;
+        for (int t = 0; t < r->rows.n_rows; t++)
+            if (r->pos[t] < p->n[r->slot[t] - p->slot[0]])
+                row[rows++] = t;
+        rig_ok(model_inject(r->m, &r->kv, &r->rows, row, rows));
+        for (int s = 0; s < n; s++) {
+            b->slot[s] = p->slot[s];
+            b->anchor[s] = (int32_t)(p->n[s] * 7 % VOCAB);
+            b->n[s] = p->n[s];
+            b->out_pos[s] = (uint32_t)p->n[s];
+            b->draw[s] = (struct draw_params){.temperature = 1, .seed = 5};
+        }
+        struct draft_batch d = {.n = n,
+                                .gamma = DRAFT,
+                                .slot = b->slot,
+                                .n_committed = b->n,
+                                .anchor = b->anchor,
+                                .draw = b->draw,
+                                .out_pos = b->out_pos,
+                                .ids = b->ids};
+        rig_ok(model_draft(r->m, &r->kv, &d));
+    }
+    assert_memory_equal(p->batch[1]->ids, p->batch[0]->ids,
+                        (size_t)n * DRAFT * sizeof *p->batch[0]->ids);
+}
+
+/* A step as an engine makes them: the first n slots go on by 1 .. DRAFT + 1 rows of which some stay,
+ * then drafts. */
+static void pair_turn(struct pair *p)
+{
+    struct rig_span span[SLOTS];
+    int32_t ids[SLOTS][DRAFT + 1];
+    int n = 1 + test_below(&p->rng, SLOTS), rows = test_below(&p->rng, 2) ? 1 : DRAFT + 1, all = 0;
+    for (int s = 0; s < n; s++) {
+        for (int i = 0; i < rows; i++)
+            ids[s][i] = test_below(&p->rng, VOCAB);
+        span[s] = (struct rig_span){p->slot[s], p->n[s], ids[s], rows};
+        all += rows;
+    }
+    pair_step(p, span, n, test_below(&p->rng, 2) ? all : n);
+    for (int s = 0; s < n; s++)
+        p->n[s] += 1 + test_below(&p->rng, rows);
+    pair_draft(p, n);
+}
+
+/* Positions on both sides of those where index top-k begins to choose, and of a page's end.  What lies
+ * before the first is zeros for both. */
+static void test_recorded(void **state)
+{
+    static const int64_t start[SLOTS] = {40, 230, 3, 100};
+    enum { TURNS = 60 };
+    struct weights *w[2];
+    struct pair p;
+    (void)state;
+    pair_weights(w);
+    pair_open(&p, w, false);
+    memcpy(p.n, start, sizeof start);
+    for (int i = 0; i < TURNS; i++)
+        pair_turn(&p);
+    assert_true(p.n[0] > 4 * 16 + 3);
+    assert_true(p.n[1] > KERN_PAGE);
+    struct model_graphs g = model_graphs_of(p.rig[1].m);
+    assert_int_equal(far_state.begun, far_state.ended);
+    assert_int_equal(far_state.held, g.held);
+    assert_int_equal((uint64_t)far_state.launched, g.replayed);
+    assert_true(far_state.launched > TURNS); /* of three calls each turn */
+    assert_int_equal(model_graphs_of(p.rig[0].m).replayed, 0);
+    pair_close(&p);
+    pair_weights_free(w);
+}
+
+/* More shapes than are held: the oldest go, and are recorded again when they come again. */
+static void test_many_shapes(void **state)
+{
+    struct weights *w[2];
+    struct pair p;
+    int32_t ids[ROWS] = {0};
+    (void)state;
+    pair_weights(w);
+    pair_open(&p, w, false);
+    for (int n = 1, shapes = 0; shapes < 70 + 5; n = n % 10 + 1)
+        for (int logits = 0; logits < 7 && shapes < 70 + 5; logits++, shapes++)
+            for (int call = 0; call < 3; call++) {
+                struct rig_span span = {p.slot[0], call, ids, n + 6};
+                ids[0] = n + logits + call;
+                pair_step(&p, &span, 1, logits);
+            }
+    assert_int_equal(far_state.begun, 75);
+    assert_int_equal(far_state.ended, 75);
+    assert_int_equal(far_state.launched, 2 * 75);
+    assert_int_equal(far_state.held, 64);
+    pair_close(&p);
+    pair_weights_free(w);
+}
+
+/* A recording that cannot be made or started: the step is what it is without, and no other is tried. */
+static void test_recording_faults(void **state)
+{
+    int *const fail[] = {&far_state.fail_begin, &far_state.fail_end, &far_state.fail_launch,
+                         &far_state.fail_kernel, NULL};
+    struct weights *w[2];
+    (void)state;
+    pair_weights(w);
+    for (size_t i = 0; i < FST_COUNT(fail); i++) {
+        struct pair p;
+        int32_t ids[4] = {1, 2, 3, 4};
+        pair_open(&p, w, !fail[i]);
+        for (int n = 0; n < 12; n++) {
+            struct rig_span span = {p.slot[0], 2 * n, ids, 2 + n % 2};
+            if (n >= 6)
+                span.n = 4;
+            if (n == 7 && fail[i]) /* two shapes are recorded, this would be the third */
+                *fail[i] = 1;
+            pair_step(&p, &span, 1, 2);
+        }
+        assert_int_equal(model_graphs_of(p.rig[1].m).held, 0);
+        assert_int_equal(far_state.begun, fail[i] ? 3 : 0);
+        assert_true(!fail[i] || *fail[i] == 0);
+        pair_close(&p);
+    }
+    pair_weights_free(w);
+}
+
 /* The slab or a copy fails: a status that says so, and everything can be freed. */
 static void test_upload_faults(void **state)
 {
@@ -196,8 +425,10 @@ static void test_table(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
-                                       cmocka_unit_test(test_upload_faults),
-                                       cmocka_unit_test(test_marks), cmocka_unit_test(test_table)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_many_shapes),   cmocka_unit_test(test_recording_faults),
+        cmocka_unit_test(test_upload_faults), cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,9 +13,13 @@
 typedef hipError_t gpu_error;
 typedef hipStream_t gpu_stream;
 typedef hipEvent_t gpu_event;
+typedef hipGraph_t gpu_graph;
+typedef hipGraphExec_t gpu_graph_exec;
 typedef hipDeviceProp_t gpu_properties;
 #define alloc_host(p, bytes) hipHostMalloc(p, bytes, hipHostMallocPortable | hipHostMallocMapped)
 #define free_host(p)         hipHostFree(p)
+#define EARLY(prop)          false
+#define instantiate(exec, g) hipGraphInstantiate(exec, g, NULL, NULL, 0)
 #else
 #include <cuda_runtime_api.h>
 #define DEVICE_NAME          "cuda"
@@ -24,9 +28,13 @@ typedef hipDeviceProp_t gpu_properties;
 typedef cudaError_t gpu_error;
 typedef cudaStream_t gpu_stream;
 typedef cudaEvent_t gpu_event;
+typedef cudaGraph_t gpu_graph;
+typedef cudaGraphExec_t gpu_graph_exec;
 typedef struct cudaDeviceProp gpu_properties;
 #define alloc_host(p, bytes) cudaHostAlloc(p, bytes, cudaHostAllocPortable | cudaHostAllocMapped)
 #define free_host(p)         cudaFreeHost(p)
+#define EARLY(prop)          ((prop).major >= 9)
+#define instantiate(exec, g) cudaGraphInstantiate(exec, g, 0)
 #endif
 #include <string.h>
 
@@ -161,6 +169,47 @@ static enum fst_status card_between(int from, int to, double *us)
     return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "time between marks", e);
 }
 
+/* ---------------------------------------------------------------- recordings */
+
+/* What goes wrong here leaves the card as it was: the caller launches one by one. */
+static enum fst_status not_recorded(const char *what, gpu_error e)
+{
+    (void)GPU(GetLastError)();
+    return failed(FST_EUNSUPPORTED, what, e);
+}
+
+static enum fst_status card_capture_begin(void *queue)
+{
+    gpu_error e = GPU(StreamBeginCapture)(queue, GPU(StreamCaptureModeThreadLocal));
+    return e == SUCCESS ? FST_OK : not_recorded("begin of a graph", e);
+}
+
+static enum fst_status card_capture_end(void *queue, void **graph)
+{
+    gpu_graph g = NULL;
+    gpu_graph_exec exec = NULL;
+    gpu_error e = GPU(StreamEndCapture)(queue, &g);
+    if (e != SUCCESS || !g)
+        return not_recorded("end of a graph", e);
+    e = instantiate(&exec, g);
+    (void)GPU(GraphDestroy)(g);
+    if (e != SUCCESS)
+        return not_recorded("graph", e);
+    *graph = exec;
+    return FST_OK;
+}
+
+static enum fst_status card_graph_launch(void *queue, void *graph)
+{
+    gpu_error e = GPU(GraphLaunch)(graph, queue);
+    return e == SUCCESS ? FST_OK : not_recorded("launch of a graph", e);
+}
+
+static void card_graph_free(void *graph)
+{
+    (void)GPU(GraphExecDestroy)(graph);
+}
+
 static enum fst_status card_open(struct device *d, const struct device_host *h)
 {
     gpu_properties prop;
@@ -178,6 +227,7 @@ static enum fst_status card_open(struct device *d, const struct device_host *h)
                          .multiprocessors = prop.multiProcessorCount,
                          .total_bytes = total,
                          .free_bytes = free_bytes,
+                         .early = EARLY(prop),
                          .alloc = card_alloc,
                          .free = card_free,
                          .alloc_shared = card_alloc_shared,
@@ -190,6 +240,10 @@ static enum fst_status card_open(struct device *d, const struct device_host *h)
                          .fill = memory_fill_gpu,
                          .mark = card_mark,
                          .between = card_between,
+                         .capture_begin = card_capture_begin,
+                         .capture_end = card_capture_end,
+                         .graph_launch = card_graph_launch,
+                         .graph_free = card_graph_free,
                          .kernels = card_kernels};
     snprintf(d->card, sizeof d->card, "%s", prop.name);
     snprintf(d->driver, sizeof d->driver, "%d.%d", version / 1000, version % 1000 / 10);

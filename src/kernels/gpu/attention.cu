@@ -57,6 +57,7 @@ GPU_FN void pack_row(const struct attention_job *j, int64_t t)
 /* The first launch has a block for every row of the step, to pack it. */
 GPU_KERNEL void plan_kernel(struct attention_job j)
 {
+    gpu_start();
     int row = (int)blockIdx.x, t = j.first + row;
     if (j.first == 0)
         pack_row(&j, row);
@@ -158,6 +159,7 @@ GPU_FN void store_scores(const struct attention_job *j, const float dot[4][4], i
 
 template <int UNITS> GPU_KERNEL void score_kernel(struct attention_job j)
 {
+    gpu_start();
     GPU_DYNAMIC(struct gpu_words, q);
     int dim = j.a.head_dim, chunk = FST_MIN(dim, CHUNK), heads = (int)blockDim.x / QUADS;
     int q_line = dim / 8, line = chunk / 8 + 1; /* one more: lanes meet no bank twice */
@@ -260,6 +262,7 @@ GPU_FN void store_output(const struct attention_job *j, int64_t t, int head, int
 
 GPU_KERNEL void value_kernel(struct attention_job j)
 {
+    gpu_start();
     GPU_SHARED union value_shared s;
     int me = (int)threadIdx.x, slices = j.a.head_dim / DIMS;
     int row = (int)blockIdx.x / slices / j.groups, group = (int)blockIdx.x / slices % j.groups;
@@ -354,14 +357,14 @@ static void launch_rows(struct attention_job *j, int64_t n, struct stream *s)
     int dim = j->a.head_dim, line = FST_MIN(dim, CHUNK) / 8 + 1;
     size_t shared = (size_t)(heads * (dim / 8) + TILE * line) * sizeof(struct gpu_words);
     j->rows_now = (int)n;
-    gpu_launch(plan_kernel, j->first ? n : j->rows.n_rows, PLANNERS, 0, s, *j);
+    gpu_launch_early(plan_kernel, j->first ? n : j->rows.n_rows, PLANNERS, 0, s, *j);
     j->groups = (int)div_up(j->a.n_heads, heads);
     j->spread = (int)FST_MAX(1, FST_MIN(FST_MIN(j->pieces, SPREAD_MAX), FILL / (n * j->groups)));
     /* TILE * CHUNK / 16 loads of 16 values, in one turn of all threads */
-    gpu_launch(heads == HEADS ? score_kernel<8> : score_kernel<4>, n * j->groups * j->spread,
-               heads * QUADS, shared, s, *j);
+    gpu_launch_early(heads == HEADS ? score_kernel<8> : score_kernel<4>, n * j->groups * j->spread,
+                     heads * QUADS, shared, s, *j);
     j->groups = (int)div_up(j->a.n_heads, HEADS);
-    gpu_launch(value_kernel, n * j->groups * (dim / DIMS), THREADS, 0, s, *j);
+    gpu_launch_early(value_kernel, n * j->groups * (dim / DIMS), THREADS, 0, s, *j);
 }
 
 GPU_ENTRY(attention)

@@ -83,6 +83,7 @@ struct draw_job {
 
 GPU_KERNEL void piece_kernel(struct draw_job j)
 {
+    gpu_start();
     GPU_SHARED float waves[WAVES];
     GPU_SHARED struct best bests[WAVES];
     GPU_SHARED struct draw_params d;
@@ -133,6 +134,7 @@ GPU_FN double tree_sum(double v, double *part)
 /* One block per row. */
 GPU_KERNEL void join_kernel(struct draw_job j)
 {
+    gpu_start();
     GPU_SHARED float waves[WAVES];
     GPU_SHARED struct best bests[WAVES];
     GPU_SHARED double part[THREADS];
@@ -166,8 +168,8 @@ GPU_ENTRY(draw)
     struct draw_job j = {*a, NULL, (int)div_up(a->vocab, PIECE)};
     int64_t blocks = (int64_t)a->n * j.pieces;
     j.found = gpu_take<struct found>(&c, blocks);
-    gpu_launch(piece_kernel, blocks, THREADS, 0, s, j);
-    gpu_launch(join_kernel, a->n, THREADS, 0, s, j);
+    gpu_launch_early(piece_kernel, blocks, THREADS, 0, s, j);
+    gpu_launch_early(join_kernel, a->n, THREADS, 0, s, j);
     return gpu_done("draw");
 }
 
@@ -237,6 +239,7 @@ GPU_FN void correct(float sum[T][R], const struct mat *w2, int64_t v, int step,
 /* A piece of the vocabulary at step k for R requests: the weights are read once. */
 template <int R> GPU_KERNEL void chain_kernel(struct chain_job j)
 {
+    gpu_start();
     GPU_DYNAMIC(struct gpu_quad, w1); /* (R, rank/4) */
     GPU_SHARED struct draw_params d[R];
     GPU_SHARED uint32_t out_pos[R];
@@ -283,6 +286,7 @@ template <int R> GPU_KERNEL void chain_kernel(struct chain_job j)
 /* One block per request. */
 GPU_KERNEL void pick_kernel(struct chain_job j)
 {
+    gpu_start();
     GPU_SHARED struct best bests[WAVES];
     struct best b = {-INFINITY, 0};
     int64_t r = blockIdx.x, at = r * j.a.gamma + j.k;
@@ -296,6 +300,7 @@ GPU_KERNEL void pick_kernel(struct chain_job j)
 /* conf_proj . [y; w1[before]], a block per draft, when all are drawn. */
 GPU_KERNEL void confidence_kernel(struct chain_job j)
 {
+    gpu_start();
     GPU_SHARED float waves[WAVES];
     GPU_SHARED int32_t before;
     int64_t at = blockIdx.x;
@@ -321,8 +326,8 @@ GPU_KERNEL void confidence_kernel(struct chain_job j)
 template <int R> static void launch_step(const struct chain_job *j, struct stream *s)
 {
     size_t shared = (size_t)R * (size_t)j->a.rank * 4;
-    gpu_launch(chain_kernel<R>, div_up(j->a.n, R) * j->pieces, THREADS, shared, s, *j);
-    gpu_launch(pick_kernel, j->a.n, THREADS, 0, s, *j);
+    gpu_launch_early(chain_kernel<R>, div_up(j->a.n, R) * j->pieces, THREADS, shared, s, *j);
+    gpu_launch_early(pick_kernel, j->a.n, THREADS, 0, s, *j);
 }
 
 static void assert_plain(const struct mat *m)
@@ -362,7 +367,7 @@ GPU_ENTRY(draft_chain)
     }
     if (conf) {
         j.conf_proj = *a->conf_proj;
-        gpu_launch(confidence_kernel, (int64_t)a->n * a->gamma, THREADS, 0, s, j);
+        gpu_launch_early(confidence_kernel, (int64_t)a->n * a->gamma, THREADS, 0, s, j);
     }
     return gpu_done("draft_chain");
 }

@@ -9,6 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+extern "C" {
+#include "base/base.h"
+}
+
 #ifndef GPU_WAVE
 #error "GPU_WAVE: 32 or 64"
 #endif
@@ -38,7 +42,8 @@ void emulate_run(void (*body)(void *ud), void *ud, int64_t grid, int threads, in
 void emulate_block_barrier(void);
 /* Every lane gives v and gets lane `from`'s (0 .. wave-1). */
 uint32_t emulate_exchange(uint32_t v, int from);
-void *emulate_shared(void); /* poisoned before every block */
+void *emulate_shared(void);   /* poisoned before every block */
+extern int64_t emulate_waits; /* threads that have called gpu_wait_before */
 
 template <typename A> struct emulate_call {
     void (*kernel)(A);
@@ -52,13 +57,20 @@ template <typename A> struct emulate_call {
 
 template <typename A>
 static inline void emulate_launch(void (*kernel)(A), int64_t grid, int threads, size_t shared,
-                                  const A &a)
+                                  const A &a, bool early)
 {
     struct emulate_call<A> c = {
         kernel, &a
     };
+    emulate_waits = 0;
     emulate_run(emulate_call<A>::body, &c, grid, threads, GPU_WAVE, shared);
+    FST_ASSERT(!early || emulate_waits == grid * threads);
 }
+static inline void gpu_wait_before(void)
+{
+    emulate_waits++;
+}
+static inline void gpu_let_next(void) {}
 
 #define gpu_sync() emulate_block_barrier()
 static inline uint32_t gpu_shfl_xor(uint32_t v, int mask)

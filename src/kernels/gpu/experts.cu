@@ -79,6 +79,7 @@ GPU_BOTH int64_t list_blocks(const struct expert_job &j)
 /* Tiles, a thread each, and the operands of x. */
 GPU_KERNEL void start_kernel(struct expert_job j)
 {
+    gpu_start();
     int block = (int)blockIdx.x, lists = (int)list_blocks(j);
     int i = block * LIN_THREADS + (int)threadIdx.x, routed = (int)routed_visits(j);
     if (block >= lists)
@@ -118,6 +119,7 @@ template <int R> GPU_FN void hidden(const struct expert_job &j, const struct exp
  * visits of a tile; 1 takes fewer registers, so that more waves are there. */
 template <int M> GPU_KERNEL void LIN_BOUNDS(M == 1 ? 3 : 2) hidden_kernel(struct expert_job j)
 {
+    gpu_start();
     int outs = (j.moe_dim + gpu_waves() - 1) / gpu_waves();
     const struct expert_tile &t = j.tile[(int)blockIdx.x / outs];
     int n = t.n, o = (int)blockIdx.x % outs * gpu_waves() + gpu_wave();
@@ -136,6 +138,7 @@ template <int M> GPU_KERNEL void LIN_BOUNDS(M == 1 ? 3 : 2) hidden_kernel(struct
 /* Hidden values to the E4M3 grid where w2 is coded: a wave per visit and 128 values, in place. */
 GPU_KERNEL void grid_kernel(struct expert_job j)
 {
+    gpu_start();
     int blocks = (j.moe_dim + LIN_BLOCK - 1) / LIN_BLOCK;
     int64_t unit = (int64_t)blockIdx.x * gpu_waves() + gpu_wave(), v = unit / blocks;
     int64_t routed = routed_visits(j);
@@ -178,6 +181,7 @@ template <int R> GPU_FN void down(const struct expert_job &j, const struct exper
 
 template <int M> GPU_KERNEL void LIN_BOUNDS(M == 1 ? 3 : 2) down_kernel(struct expert_job j)
 {
+    gpu_start();
     int outs = (j.dim + 2 * gpu_waves() - 1) / (2 * gpu_waves());
     const struct expert_tile &t = j.tile[(int)blockIdx.x / outs];
     int n = t.n, o = 2 * ((int)blockIdx.x % outs * gpu_waves() + gpu_wave());
@@ -196,6 +200,7 @@ template <int M> GPU_KERNEL void LIN_BOUNDS(M == 1 ? 3 : 2) down_kernel(struct e
 /* One thread per value of y: experts ascending, the shared one last. */
 GPU_KERNEL void sum_kernel(struct expert_job j)
 {
+    gpu_start();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, t = i / j.dim, d = i % j.dim;
     if (t >= j.n_rows)
         return;
@@ -244,11 +249,13 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
     int64_t gates = all_tiles(j) * div_up(moe, waves),
             downs = all_tiles(j) * div_up(dim, 2 * waves);
     int64_t grids = div_up(visits * div_up(moe, LIN_BLOCK), waves);
-    gpu_launch(start_kernel, list_blocks(j) + lin_prepare_blocks(&j.in), LIN_THREADS, 0, s, j);
-    gpu_launch(n == 1 ? hidden_kernel<1> : hidden_kernel<LIN_TILE>, gates, LIN_THREADS, 0, s, j);
-    gpu_launch(grid_kernel, grids, LIN_THREADS, 0, s, j);
-    gpu_launch(n == 1 ? down_kernel<1> : down_kernel<LIN_TILE>, downs, LIN_THREADS, 0, s, j);
-    gpu_launch(sum_kernel, div_up(n * dim, 256), 256, 0, s, j);
+    gpu_launch_early(start_kernel, list_blocks(j) + lin_prepare_blocks(&j.in), LIN_THREADS, 0, s,
+                     j);
+    gpu_launch_early(n == 1 ? hidden_kernel<1> : hidden_kernel<LIN_TILE>, gates, LIN_THREADS, 0, s,
+                     j);
+    gpu_launch_early(grid_kernel, grids, LIN_THREADS, 0, s, j);
+    gpu_launch_early(n == 1 ? down_kernel<1> : down_kernel<LIN_TILE>, downs, LIN_THREADS, 0, s, j);
+    gpu_launch_early(sum_kernel, div_up(n * dim, 256), 256, 0, s, j);
 }
 
 GPU_ENTRY(experts)

@@ -16,6 +16,7 @@ struct collapse_job {
 /* One block per picked row: weights of the streams, their sum, its norm. */
 GPU_KERNEL void collapse_kernel(struct collapse_job j)
 {
+    gpu_start();
     GPU_SHARED float part[COLLAPSE_THREADS / GPU_WAVE];
     int64_t i = blockIdx.x, wide = (int64_t)KERN_HC * j.dim;
     const float *x = j.x + lin_once(j.row + i) * wide;
@@ -62,7 +63,7 @@ GPU_ENTRY(head)
                                  a->hc_eps,
                                  a->norm_eps};
         struct lin_batch b = {};
-        gpu_launch(collapse_kernel, n, COLLAPSE_THREADS, 0, s, j);
+        gpu_launch_early(collapse_kernel, n, COLLAPSE_THREADS, 0, s, j);
         lin_add(&b, a->head, 1, j.h, n, a->logits + t0 * vocab, vocab, 0); /* never quantised */
         lin_run(s, &b);
     }

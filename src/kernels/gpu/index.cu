@@ -113,6 +113,7 @@ GPU_FN void store_scores(const struct index_job *j, int row, int e0, int nv,
 /* Every block of a row takes a run of its pieces, as many as the others. */
 GPU_KERNEL void score_kernel(struct index_job j)
 {
+    gpu_start();
     GPU_SHARED struct score_tile s;
     int row = (int)blockIdx.x / j.runs, run = (int)blockIdx.x % j.runs, t = j.first + row;
     const struct row_at at = rows_at(&j.rows, t);
@@ -144,6 +145,7 @@ GPU_KERNEL void score_kernel(struct index_job j)
 
 GPU_KERNEL void choose_kernel(struct index_job j)
 {
+    gpu_start();
     GPU_SHARED struct chooser c;
     int row = (int)blockIdx.x, t = j.first + row;
     const struct row_at at = rows_at(&j.rows, t);
@@ -208,7 +210,7 @@ GPU_ENTRY(index_topk)
     j.heads = a->index_heads;
     j.topk = a->topk;
     if (a->max_entries <= a->topk && !a->scores) { /* every row takes all it sees */
-        gpu_launch(choose_kernel, n, CHOOSERS, 0, s, j);
+        gpu_launch_early(choose_kernel, n, CHOOSERS, 0, s, j);
         return gpu_done("index_topk");
     }
     struct gpu_cut cut = gpu_scratch(s);
@@ -218,8 +220,8 @@ GPU_ENTRY(index_topk)
     for (j.first = 0; j.first < n; j.first += (int)rows) {
         int64_t some = FST_MIN(rows, n - j.first);
         j.runs = (int)FST_MAX(1, FST_MIN(pages, FILL / some));
-        gpu_launch(score_kernel, some * j.runs, THREADS, 0, s, j);
-        gpu_launch(choose_kernel, some, CHOOSERS, 0, s, j);
+        gpu_launch_early(score_kernel, some * j.runs, THREADS, 0, s, j);
+        gpu_launch_early(choose_kernel, some, CHOOSERS, 0, s, j);
     }
     return gpu_done("index_topk");
 }

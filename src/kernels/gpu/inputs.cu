@@ -8,6 +8,7 @@ struct rope_job {
 /* One thread per pair. */
 GPU_KERNEL void rope_kernel(struct rope_job j)
 {
+    gpu_start();
     int half = j.a.rope_dim / 2;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64_t)j.a.n * half)
@@ -18,7 +19,7 @@ GPU_KERNEL void rope_kernel(struct rope_job j)
 GPU_ENTRY(rope)
 {
     struct rope_job j = {*a};
-    gpu_launch(rope_kernel, div_up((int64_t)a->n * (a->rope_dim / 2), 128), 128, 0, s, j);
+    gpu_launch_early(rope_kernel, div_up((int64_t)a->n * (a->rope_dim / 2), 128), 128, 0, s, j);
     return gpu_done("rope");
 }
 
@@ -32,6 +33,7 @@ struct embed_job {
 /* One block per row. */
 GPU_KERNEL void embed_kernel(struct embed_job j)
 {
+    gpu_start();
     int64_t row = j.id[blockIdx.x];
     float *x = j.x + (int64_t)blockIdx.x * KERN_HC * j.dim;
     for (int d = (int)threadIdx.x; d < j.dim; d += (int)blockDim.x) {
@@ -46,6 +48,6 @@ GPU_ENTRY(embed)
     FST_ASSERT(a->table->n_in == a->dim);
     FST_ASSERT(a->table->fmt == WEIGHT_F32 || a->table->fmt == WEIGHT_BF16);
     struct embed_job j = {a->x, *a->table, a->id, a->dim};
-    gpu_launch(embed_kernel, a->n_rows, 256, 0, s, j);
+    gpu_launch_early(embed_kernel, a->n_rows, 256, 0, s, j);
     return gpu_done("embed");
 }

@@ -214,6 +214,7 @@ GPU_FN void write_entry(const struct kv_job *j, int t, int which)
 
 GPU_KERNEL void write_kernel(struct kv_job j)
 {
+    gpu_start();
     int parts = 1 + j.compressors, t = (int)blockIdx.x / parts, part = (int)blockIdx.x % parts;
     if (part == 0)
         finish_row(&j, t);
@@ -224,6 +225,7 @@ GPU_KERNEL void write_kernel(struct kv_job j)
 /* Only the last state_ring positions of a span: two positions of one span never share a row. */
 GPU_KERNEL void keep_kernel(struct kv_job j)
 {
+    gpu_start();
     int t = (int)blockIdx.x / j.compressors;
     const struct compressor *c = &j.c[(int)blockIdx.x % j.compressors];
     const struct row_at at = rows_at(&j.rows, t);
@@ -288,8 +290,8 @@ GPU_ENTRY(kv_write)
     if (ratio == 4)
         j.c[j.compressors++] = {a->idx,      a->l->index_state, a->idx_ape,
                                 a->idx_norm, a->index_dim,      2 * a->index_dim};
-    gpu_launch(write_kernel, (int64_t)n * (1 + j.compressors), THREADS, 0, s, j);
-    gpu_launch(keep_kernel, (int64_t)n * j.compressors, THREADS, 0, s, j);
+    gpu_launch_early(write_kernel, (int64_t)n * (1 + j.compressors), THREADS, 0, s, j);
+    gpu_launch_early(keep_kernel, (int64_t)n * j.compressors, THREADS, 0, s, j);
     return gpu_done("kv_write");
 }
 
@@ -297,6 +299,7 @@ GPU_ENTRY(kv_write)
 
 GPU_KERNEL void ring_kernel(struct kv_job j)
 {
+    gpu_start();
     int t = (int)blockIdx.x;
     const struct row_at at = rows_at(&j.rows, t);
     if (at.last - t > j.l.ring)
@@ -321,7 +324,7 @@ GPU_ENTRY(ring_store)
     j.rope = a->rope_dim;
     /* the rows are read alone: the job is kv_write's */
     j.kv = const_cast<float *>(a->kv);
-    gpu_launch(ring_kernel, a->rows->n_rows, 128, 0, s, j);
+    gpu_launch_early(ring_kernel, a->rows->n_rows, 128, 0, s, j);
     return gpu_done("ring_store");
 }
 

@@ -14,13 +14,14 @@ const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *in, const struc
 
 GPU_KERNEL void prepare_kernel(struct lin_input in)
 {
+    gpu_start();
     lin_prepare_part(in, (int)blockIdx.x);
 }
 
 void lin_prepare(struct stream *s, const struct lin_input *in)
 {
     if (in->raw || in->grid)
-        gpu_launch(prepare_kernel, lin_prepare_blocks(in), LIN_THREADS, 0, s, *in);
+        gpu_launch_early(prepare_kernel, lin_prepare_blocks(in), LIN_THREADS, 0, s, *in);
 }
 
 /* ---------------------------------------------------------------- products */
@@ -59,6 +60,7 @@ template <int R> GPU_FN void product(const struct lin_job &j, int row, int o)
 /* Row tiles of the same outputs are neighbours: their weights come from memory once. */
 template <int R> GPU_KERNEL void LIN_BOUNDS(2) product_kernel(struct lin_batch b)
 {
+    gpu_start();
     int block = (int)blockIdx.x, i = 0;
     while (block >= b.job[i].blocks)
         block -= b.job[i++].blocks;
@@ -91,7 +93,7 @@ template <int R> static void run(struct stream *s, struct lin_batch *b)
         threads /= 2;
         grid = share_out(b, 2 * threads / GPU_WAVE, R);
     }
-    gpu_launch(product_kernel<R>, grid, threads, 0, s, *b);
+    gpu_launch_early(product_kernel<R>, grid, threads, 0, s, *b);
 }
 
 void lin_run(struct stream *s, struct lin_batch *b)

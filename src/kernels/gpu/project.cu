@@ -39,6 +39,7 @@ struct norm_job {
 /* One block per row and item. */
 GPU_KERNEL void norm_kernel(struct norm_job j)
 {
+    gpu_start();
     GPU_SHARED float part[NORM_THREADS / GPU_WAVE];
     int which = (int)blockIdx.x / j.n_rows;
     struct norm_item t = which == 0 ? j.item[0] : which == 1 ? j.item[1] : j.item[2];
@@ -57,7 +58,7 @@ static void add_norm(struct norm_job *j, float *y, const float *norm, int width,
 
 static void run_norms(struct stream *s, const struct norm_job *j)
 {
-    gpu_launch(norm_kernel, (int64_t)j->n * j->n_rows, NORM_THREADS, 0, s, *j);
+    gpu_launch_early(norm_kernel, (int64_t)j->n * j->n_rows, NORM_THREADS, 0, s, *j);
 }
 
 /* ---------------------------------------------------------------- attn_in */
@@ -185,6 +186,7 @@ GPU_FN void finish_index(float *q, int dim, int rope_dim, const float *cs, float
 /* One block per head: first all of q, then all of qi. */
 GPU_KERNEL void heads_kernel(struct heads_job j)
 {
+    gpu_start();
     GPU_SHARED float part[HEAD_THREADS / 32];
     GPU_DYNAMIC(float, y);
     int64_t h = blockIdx.x, n = (int64_t)j.n_rows * j.n_heads;
@@ -220,8 +222,8 @@ static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t
     add(&b, &c, &in, a->idx_wq_b, j.qi, index, LIN_ROUND);
     lin_prepare(s, &in);
     lin_run(s, &b);
-    gpu_launch(heads_kernel, (int64_t)n * (j.n_heads + j.index_heads), HEAD_THREADS,
-               (size_t)j.index_dim * 4, s, j);
+    gpu_launch_early(heads_kernel, (int64_t)n * (j.n_heads + j.index_heads), HEAD_THREADS,
+                     (size_t)j.index_dim * 4, s, j);
 }
 
 GPU_ENTRY(q_path)
@@ -315,6 +317,7 @@ GPU_FN float mtp_value(const struct mtp_job &j, int64_t at, bool stream, int d)
 /* One block per row and part: norm, then the operand, a wave per 128 values. */
 GPU_KERNEL void mtp_start_kernel(struct mtp_job j)
 {
+    gpu_start();
     GPU_SHARED float part[NORM_THREADS / GPU_WAVE];
     int64_t t = blockIdx.x / (KERN_HC + 1);
     int k = (int)(blockIdx.x % (KERN_HC + 1));
@@ -349,6 +352,7 @@ GPU_KERNEL void mtp_start_kernel(struct mtp_job j)
 /* x = bf16(e + x), one thread per value. */
 GPU_KERNEL void mtp_sum_kernel(struct mtp_job j)
 {
+    gpu_start();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / j.dim;
     if (row < (int64_t)j.n_rows * KERN_HC)
         j.x[i] = gpu_bf16(j.out[row / KERN_HC * j.dim + i % j.dim] + j.x[i]);
@@ -374,11 +378,11 @@ static void mtp_in_rows(const struct mtp_in_args *a, struct stream *s, int64_t t
                         a->dim,
                         a->norm_eps};
     struct lin_batch b = {};
-    gpu_launch(mtp_start_kernel, (int64_t)n * (KERN_HC + 1), NORM_THREADS, 0, s, j);
+    gpu_launch_early(mtp_start_kernel, (int64_t)n * (KERN_HC + 1), NORM_THREADS, 0, s, j);
     lin_add(&b, a->e_proj, 1, e, n, j.out, dim, LIN_ROUND);
     lin_add(&b, a->h_proj, 1, h, n * KERN_HC, x, dim, LIN_ROUND);
     lin_run(s, &b);
-    gpu_launch(mtp_sum_kernel, div_up(all * KERN_HC, 256), 256, 0, s, j);
+    gpu_launch_early(mtp_sum_kernel, div_up(all * KERN_HC, 256), 256, 0, s, j);
 }
 
 GPU_ENTRY(mtp_in)

@@ -31,6 +31,7 @@ GPU_FN float score_of(float g)
 /* A wave makes the scores of E experts for R rows; the last tiles repeat a row or an expert. */
 template <int E, int R> GPU_KERNEL void score_kernel(struct score_job j)
 {
+    gpu_start();
     int n = j.gate.n_out, n_in = j.gate.n_in, lane = gpu_lane();
     int64_t unit = (int64_t)blockIdx.x * gpu_waves() + gpu_wave(), tiles = (n + E - 1) / E;
     int e0 = (int)(unit % tiles) * E;
@@ -71,7 +72,7 @@ template <int E, int R>
 static void launch_scores(const struct score_job *j, int threads, struct stream *s)
 {
     int64_t waves = div_up(j->gate.n_out, E) * div_up(j->n_rows, R);
-    gpu_launch(score_kernel<E, R>, div_up(waves, threads / GPU_WAVE), threads, 0, s, *j);
+    gpu_launch_early(score_kernel<E, R>, div_up(waves, threads / GPU_WAVE), threads, 0, s, *j);
 }
 
 /* ---------------------------------------------------------------- choice */
@@ -151,6 +152,7 @@ GPU_FN void choose(const struct choose_job *j, int64_t row, int32_t *list)
 /* One block per row, a thread per expert. */
 GPU_KERNEL void choose_kernel(struct choose_job j)
 {
+    gpu_start();
     GPU_SHARED int32_t list[K_MAX];
     GPU_SHARED float sorted[K_MAX]; /* scores, by ascending id */
     int tid = (int)threadIdx.x, k = j.a.k, place = 0;
@@ -198,7 +200,7 @@ GPU_ENTRY(route)
     else
         launch_scores<4, 8>(&scores, 256, s);
     struct choose_job j = {*a, score, gate->n_out};
-    gpu_launch(choose_kernel, a->n_rows, (int)round_up(gate->n_out, 64), 0, s, j);
+    gpu_launch_early(choose_kernel, a->n_rows, (int)round_up(gate->n_out, 64), 0, s, j);
     return gpu_done("route");
 }
 

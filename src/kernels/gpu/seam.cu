@@ -72,6 +72,7 @@ GPU_FN float square_sum(const float v[KERN_HC])
 
 GPU_KERNEL void write_kernel(struct seam_job j)
 {
+    gpu_start();
     GPU_SHARED struct gpu_quad shared[ROWS][KERN_HC][COLUMNS / 4];
     const struct seam_args *a = &j.a;
     int tid = (int)threadIdx.x, output = tid / SLICES, slice = tid % SLICES;
@@ -247,6 +248,7 @@ GPU_FN void input_block(const struct seam_job *j, int64_t row, float *u)
 
 GPU_KERNEL void mix_kernel(struct seam_job j)
 {
+    gpu_start();
     GPU_DYNAMIC(float, u); /* (dim) */
     int64_t row = blockIdx.x / 2;
     if (blockIdx.x % 2)
@@ -268,10 +270,10 @@ GPU_ENTRY(seam)
     if (a->fn)
         j.part = gpu_take<float>(&c, units * SUMS);
     if (a->fn || a->y || a->capture)
-        gpu_launch(write_kernel, div_up(a->n_rows, j.tile) * j.pieces, WRITERS, 0, s, j);
+        gpu_launch_early(write_kernel, div_up(a->n_rows, j.tile) * j.pieces, WRITERS, 0, s, j);
     if (a->fn) {
         int threads = (int)FST_MAX((int64_t)256, FST_MIN(round_up(a->dim / 4, 64), (int64_t)1024));
-        gpu_launch(mix_kernel, 2 * (int64_t)a->n_rows, threads, (size_t)a->dim * 4, s, j);
+        gpu_launch_early(mix_kernel, 2 * (int64_t)a->n_rows, threads, (size_t)a->dim * 4, s, j);
     }
     return gpu_done("seam");
 }

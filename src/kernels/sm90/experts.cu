@@ -123,8 +123,8 @@ GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)
     list_kernel(const __grid_constant__ struct expert_job j)
 {
     GPU_SHARED struct visit_lists l;
-    let_next_start();
-    after_earlier();
+    gpu_let_next();
+    gpu_wait_before();
     if (blockIdx.x == 0) {
         make_lists(j, l);
         return;
@@ -211,8 +211,8 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 8 && S <= 8 ? 4 : 2)
     GPU_SHARED int row[S > N ? S : N], visit[S > N ? S : N];
     int outs = (j.moe_dim + GATES - 1) / GATES;
     int tile = j.first_tile + (int)blockIdx.x / outs, o = (int)blockIdx.x % outs * GATES;
-    let_next_start();
-    after_earlier();
+    gpu_let_next();
+    gpu_wait_before();
     if (tile >= *j.n_tiles)
         return;
     struct visit_tile v = j.tile[tile];
@@ -229,8 +229,8 @@ GPU_KERNEL void grid_kernel(const __grid_constant__ struct expert_job j)
 {
     int blocks = j.moe_dim / LIN_BLOCK, unit = (int)blockIdx.x * gpu_waves() + gpu_wave();
     int v = unit / blocks, b = unit % blocks;
-    let_next_start();
-    after_earlier();
+    gpu_let_next();
+    gpu_wait_before();
     if (v >= all_visits(j))
         return;
     const uint16_t *h = j.h + (int64_t)v * j.moe_dim + b * LIN_BLOCK + 4 * gpu_lane();
@@ -272,8 +272,8 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 8 && S <= 8 ? 4 : 2)
     GPU_SHARED int row[S > N ? S : N];
     int outs = (j.dim + STREAM_ROWS - 1) / STREAM_ROWS;
     int tile = j.first_tile + (int)blockIdx.x / outs, o = (int)blockIdx.x % outs * STREAM_ROWS;
-    let_next_start();
-    after_earlier();
+    gpu_let_next();
+    gpu_wait_before();
     if (tile >= *j.n_tiles)
         return;
     struct visit_tile v = j.tile[tile];
@@ -288,8 +288,8 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 8 && S <= 8 ? 4 : 2)
 /* Four values of y a thread: experts ascending, the shared one last. */
 GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
 {
-    let_next_start();
-    after_earlier();
+    gpu_let_next();
+    gpu_wait_before();
     int64_t i = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x), t = i / j.dim, d = i % j.dim;
     if (t >= j.n_rows)
         return;
@@ -313,7 +313,7 @@ static void launch(void (*kernel)(struct expert_job), struct expert_job j, int64
     constexpr size_t a = N ? stream_ring < N ? N : 8 > ::bytes : 0,
                      b = S ? stream_ring < S ? S : 8 > ::bytes : 0;
     j.first_tile = (int)first;
-    sm90_launch(kernel, n * blocks, STREAM_THREADS, FST_MAX(a, b), 1, true, s, j);
+    sm90_launch(kernel, n * blocks, STREAM_THREADS, FST_MAX(a, b), 1, s, j);
 }
 
 /* Few rows: all tiles in one launch.  Else the shared expert's many rows have their own, wider tiles,
@@ -326,21 +326,21 @@ template <int N, int S> static void run(struct expert_job j, struct stream *s)
     int64_t gates = div_up(j.moe_dim, GATES), outs = div_up(j.dim, STREAM_ROWS);
     int64_t x = div_up((int64_t)j.n_rows * (j.dim / LIN_BLOCK), LIST_THREADS / 32);
     int64_t h = div_up((int64_t)all_visits(j) * (j.moe_dim / LIN_BLOCK), 4);
-    sm90_launch(list_kernel, 1 + x, LIST_THREADS, 0, 1, true, s, j);
+    sm90_launch(list_kernel, 1 + x, LIST_THREADS, 0, 1, s, j);
     if (S <= 8)
         launch<N, S>(hidden_kernel<N, S>, j, 0, all, gates, s);
     else {
         launch<0, S>(hidden_kernel<0, S>, j, 0, shared, gates, s);
         launch<N, 0>(hidden_kernel<N, 0>, j, shared, routed, gates, s);
     }
-    sm90_launch(grid_kernel, h, 128, 0, 1, true, s, j);
+    sm90_launch(grid_kernel, h, 128, 0, 1, s, j);
     if (S <= 8)
         launch<N, S>(down_kernel<N, S>, j, 0, all, outs, s);
     else {
         launch<0, S>(down_kernel<0, S>, j, 0, shared, outs, s);
         launch<N, 0>(down_kernel<N, 0>, j, shared, routed, outs, s);
     }
-    sm90_launch(sum_kernel, div_up((int64_t)j.n_rows * j.dim / 4, 128), 128, 0, 1, true, s, j);
+    sm90_launch(sum_kernel, div_up((int64_t)j.n_rows * j.dim / 4, 128), 128, 0, 1, s, j);
 }
 
 static void experts_rows(const struct experts_args *a, struct stream *s, int64_t t0, int n)

@@ -24,8 +24,8 @@ const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *in, const struc
 /* A wave takes 128 values of a row. */
 GPU_KERNEL void prepare_kernel(struct lin_input in)
 {
-    let_next_start();
-    after_earlier();
+    gpu_let_next();
+    gpu_wait_before();
     int blocks = in.n_in / LIN_BLOCK, unit = (int)blockIdx.x * gpu_waves() + gpu_wave();
     int row = unit / blocks, b = unit % blocks;
     if (row >= in.n_rows)
@@ -42,7 +42,7 @@ void lin_prepare(struct stream *s, const struct lin_input *in)
 {
     int64_t waves = (int64_t)in->n_rows * (in->n_in / LIN_BLOCK);
     if (in->raw || in->grid)
-        sm90_launch(prepare_kernel, div_up(waves, 4), 128, 0, 1, true, s, *in);
+        sm90_launch(prepare_kernel, div_up(waves, 4), 128, 0, 1, s, *in);
 }
 
 /* ---------------------------------------------------------------- products */
@@ -180,7 +180,7 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 8 ? 4 : 2)
     GPU_DYNAMIC(uint8_t, shared);
     GPU_SHARED int row[N];
     int block = (int)blockIdx.x, i = 0;
-    let_next_start();
+    gpu_let_next();
     while (block >= l.b.job[i].blocks)
         block -= l.b.job[i++].blocks;
     const struct lin_job &j = l.b.job[i];
@@ -223,7 +223,7 @@ template <int N> static void run(struct stream *s, const struct lin_batch *b)
         grid += blocks;
     }
     sm90_launch(product_kernel<N>, grid, STREAM_THREADS, stream_ring<N>::bytes, l.cluster ? 8 : 1,
-                true, s, l);
+                s, l);
 }
 
 void lin_run(struct stream *s, struct lin_batch *b)

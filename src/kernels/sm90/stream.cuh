@@ -392,7 +392,7 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
 #pragma unroll
     for (int i = 0; i < slots - 1; i++)
         copy_weights<F, N>(feed, ring, i);
-    after_earlier();
+    gpu_wait_before();
     __syncthreads(); /* t.row */
     feed_inputs<F, N>(feed, t);
 #pragma unroll

@@ -121,7 +121,9 @@ template <int LEFT> GPU_FN void copies_wait(void)
 /* What this thread wrote to shared memory is seen by products that start after the next barrier. */
 GPU_FN void shared_to_wgmma(void)
 {
+#ifndef NO_FENCE
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+#endif
 }
 
 /* ---------------------------------------------------------------- clusters */
@@ -142,43 +144,29 @@ GPU_FN float cluster_load(uint32_t at, int rank)
 
 /* ---------------------------------------------------------------- launches */
 
-/* What earlier kernels of the stream wrote may be read from here on. */
-GPU_FN void after_earlier(void)
-{
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-}
-/* The next kernel may start; it waits in after_earlier until this one has ended. */
-GPU_FN void let_next_start(void)
-{
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-}
-
-/* gpu_launch with clusters of `cluster` blocks, and with `early`: before the kernel ahead has ended,
- * for which after_earlier waits. */
+/* gpu_launch_early with clusters of `cluster` blocks. */
 template <typename A>
 static inline void sm90_launch(void (*kernel)(A), int64_t grid, int threads, size_t shared,
-                               int cluster, bool early, struct stream *s, const A &a)
+                               int cluster, struct stream *s, const A &a)
 {
     if (grid <= 0)
         return;
     FST_ASSERT(grid <= INT32_MAX && grid % cluster == 0);
-    if (shared > 48 << 10)
-        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)shared);
-    cudaLaunchAttribute attr[2] = {};
-    attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim.x = (unsigned)cluster;
-    attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
-    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[1].val.programmaticStreamSerializationAllowed = early;
+    gpu_allow_shared((const void *)kernel, shared);
+    cudaLaunchAttribute how[2] = {};
+    how[0].id = cudaLaunchAttributeClusterDimension;
+    how[0].val.clusterDim.x = (unsigned)cluster;
+    how[0].val.clusterDim.y = how[0].val.clusterDim.z = 1;
+    how[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    how[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t c = {};
     c.gridDim = dim3((unsigned)grid);
     c.blockDim = dim3((unsigned)threads);
     c.dynamicSmemBytes = shared;
     c.stream = (gpu_queue)s->queue;
-    c.attrs = attr;
-    c.numAttrs = 2;
-    cudaLaunchKernelEx(&c, kernel, a);
+    c.attrs = how;
+    c.numAttrs = s->early ? 2 : 1;
+    (void)cudaLaunchKernelEx(&c, kernel, a);
 }
 
 #endif

@@ -2,32 +2,40 @@
  * (DSpark paper §3). */
 #include "model/v4/v4.h"
 
+static struct rows rows_at(struct model *m, const struct kv *kv, int n_rows, int n_spans)
+{
+    struct v4_rows at = v4_rows_of(m, n_rows);
+    return (struct rows){.n_rows = n_rows,
+                         .n_spans = n_spans,
+                         .slot = at.slot,
+                         .pos = at.pos,
+                         .id = at.id,
+                         .span = at.span,
+                         .span_first = at.span_first,
+                         .pages = kv->pages,
+                         .page_stride = kv->page_stride};
+}
+
 /* The rows to inject as a step of their own: same slots and positions, runs as spans. */
 static struct rows picked_rows(struct model *m, const struct kv *kv, const struct rows *rows,
                                const int32_t *row, int n)
 {
-    struct v4_work *b = &m->work;
-    struct rows r = {.n_rows = n,
-                     .slot = b->slot,
-                     .pos = b->pos,
-                     .id = b->id,
-                     .span = b->span,
-                     .span_first = b->span_first,
-                     .pages = kv->pages,
-                     .page_stride = kv->page_stride};
+    struct v4_rows b = v4_rows_shared(m, n);
+    int n_spans = 0;
     for (int i = 0; i < n; i++) {
         int t = row[i];
         bool same = i && rows->span[t] == rows->span[row[i - 1]];
         FST_ASSERT(!same || t == row[i - 1] + 1);
         if (!same)
-            b->span_first[r.n_spans++] = i;
-        b->slot[i] = rows->slot[t];
-        b->pos[i] = rows->pos[t];
-        b->id[i] = rows->id[t];
-        b->span[i] = r.n_spans - 1;
+            b.span_first[n_spans++] = i;
+        b.slot[i] = rows->slot[t];
+        b.pos[i] = rows->pos[t];
+        b.id[i] = rows->id[t];
+        b.span[i] = n_spans - 1;
+        b.pick[i] = t;
     }
-    b->span_first[r.n_spans] = n;
-    return r;
+    b.span_first[n_spans] = n;
+    return rows_at(m, kv, n, n_spans);
 }
 
 /* The window rows of one stage from the fused hidden rows in work.a. */
@@ -59,95 +67,74 @@ static enum fst_status inject_stage(struct model *m, const struct v4_layer *l, s
     return v4_run_ring_store(m, &ring);
 }
 
+struct draft_call {
+    struct kv *kv;
+    struct rows rows;            /* as kernels see them */
+    const struct draft_batch *d; /* NULL: injection */
+};
+
+static enum fst_status enqueue_inject(struct model *m, void *ud)
+{
+    const struct draft_call *f = ud;
+    int n = f->rows.n_rows;
+    struct main_proj_args fuse = {.h = m->work.captured,
+                                  .row = v4_rows_of(m, n).pick,
+                                  .main_proj = &m->w->dspark.main_proj,
+                                  .main_norm = m->w->dspark.main_norm,
+                                  .main = m->work.a,
+                                  .n_rows = n,
+                                  .norm_eps = m->c->norm_eps};
+    FST_TRY(v4_send_rows(m, n));
+    FST_TRY(v4_run_main_proj(m, &fuse));
+    FST_TRY(v4_rope(m, &f->rows, false));
+    for (int s = 0; s < m->n_stages; s++)
+        FST_TRY(inject_stage(m, &m->stage[s], f->kv, &f->rows));
+    return FST_OK;
+}
+
 enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *rows,
                              const int32_t *row, int n)
 {
-    struct v4_work *b = &m->work;
     FST_ASSERT(m->n_stages > 0);
     FST_ASSERT(m->c->has_dspark);
     v4_check_picks(row, n, rows->n_rows, m->opts.max_rows);
     if (n == 0)
         return FST_OK;
-    struct rows r = picked_rows(m, kv, rows, row, n);
-    struct main_proj_args fuse = {.h = b->captured,
-                                  .row = row,
-                                  .main_proj = &m->w->dspark.main_proj,
-                                  .main_norm = m->w->dspark.main_norm,
-                                  .main = b->a,
-                                  .n_rows = n,
-                                  .norm_eps = m->c->norm_eps};
-    FST_TRY(v4_run_main_proj(m, &fuse));
-    FST_TRY(v4_rope(m, &r, false));
-    for (int s = 0; s < m->n_stages; s++)
-        FST_TRY(inject_stage(m, &m->stage[s], kv, &r));
-    return stream_sync(m->stream); /* the next call writes the arrays of r anew */
+    struct draft_call f = {.kv = kv, .rows = picked_rows(m, kv, rows, row, n)};
+    struct v4_key key = {
+        .call = V4_INJECT, .n_rows = n, .n_spans = f.rows.n_spans, .kv = kv, .pages = kv->pages};
+    return v4_run(m, &key, enqueue_inject, &f);
 }
 
 /* Blocks [anchor, noise, noise, ...] at positions n .. n+gamma-1, one span per request. */
 static struct rows block_rows(struct model *m, const struct kv *kv, const struct draft_batch *d)
 {
-    struct v4_work *b = &m->work;
-    struct rows r = {.n_rows = d->n * d->gamma,
-                     .n_spans = d->n,
-                     .slot = b->slot,
-                     .pos = b->pos,
-                     .id = b->id,
-                     .span = b->span,
-                     .span_first = b->span_first,
-                     .pages = kv->pages,
-                     .page_stride = kv->page_stride};
+    struct v4_rows b = v4_rows_shared(m, d->n * d->gamma);
     for (int i = 0; i < d->n; i++) {
         FST_ASSERT(d->slot[i] >= 0);
         FST_ASSERT(d->slot[i] <= kv->spec.n_slots);
         FST_ASSERT(d->n_committed[i] > 0);
         FST_ASSERT(d->anchor[i] >= 0);
         FST_ASSERT(d->anchor[i] < m->c->vocab_size);
-        b->span_first[i] = i * d->gamma;
+        b.span_first[i] = i * d->gamma;
         for (int k = 0; k < d->gamma; k++) {
             int t = i * d->gamma + k;
-            b->slot[t] = d->slot[i];
-            b->pos[t] = (int32_t)(d->n_committed[i] + k);
-            b->id[t] = k ? m->c->noise_id : d->anchor[i];
-            b->span[t] = i;
-            b->pick[t] = t;
+            b.slot[t] = d->slot[i];
+            b.pos[t] = (int32_t)(d->n_committed[i] + k);
+            b.id[t] = k ? m->c->noise_id : d->anchor[i];
+            b.span[t] = i;
+            b.pick[t] = t;
         }
     }
-    b->span_first[d->n] = r.n_rows;
-    return r;
+    b.span_first[d->n] = d->n * d->gamma;
+    return rows_at(m, kv, d->n * d->gamma, d->n);
 }
 
-enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_batch *d)
+static enum fst_status enqueue_chain(struct model *m, const struct draft_batch *d)
 {
-    const struct model_config *c = m->c;
     const struct dspark_weights *w = &m->w->dspark;
-    struct v4_work *b = &m->work;
-    FST_ASSERT(m->n_stages > 0);
-    FST_ASSERT(c->has_dspark);
-    FST_ASSERT(d->gamma >= 1);
-    FST_ASSERT(d->gamma <= c->gamma);
-    FST_ASSERT(d->n <= m->opts.max_requests);
-    if (d->n <= 0)
-        return FST_OK;
-    struct rows r = block_rows(m, kv, d);
-    struct embed_args embed = {.x = b->draft_x,
-                               .table = &m->w->embed,
-                               .id = r.id,
-                               .n_rows = r.n_rows,
-                               .dim = c->hidden_size};
-    FST_TRY(v4_run_embed(m, &embed));
-    FST_TRY(v4_rope(m, &r, false));
-
-    const float *y = NULL;
-    for (int s = 0; s < m->n_stages; s++) {
-        FST_TRY(v4_layer(m, &m->stage[s], kv, &r, ATTN_BLOCK, b->draft_x, y, NULL));
-        y = b->y;
-    }
-    FST_TRY(v4_seam(m, b->draft_x, r.n_rows, y, NULL, NULL, NULL));
-    FST_TRY(v4_head(m, b->draft_x, &w->hc_head, w->norm, b->pick, r.n_rows, b->draft_y,
-                    b->draft_logits));
-
-    struct draft_chain_args chain = {.base = b->draft_logits,
-                                     .y = b->draft_y,
+    struct draft_chain_args chain = {.base = m->work.draft_logits,
+                                     .y = m->work.draft_y,
                                      .w1 = &w->markov_w1,
                                      .w2 = &w->markov_w2,
                                      .anchor = d->anchor,
@@ -157,11 +144,60 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
                                      .conf = d->conf,
                                      .n = d->n,
                                      .gamma = d->gamma,
-                                     .vocab = c->vocab_size,
-                                     .dim = c->hidden_size,
-                                     .rank = c->markov_rank};
+                                     .vocab = m->c->vocab_size,
+                                     .dim = m->c->hidden_size,
+                                     .rank = m->c->markov_rank};
     if (d->conf && w->confidence.fmt != WEIGHT_NONE)
         chain.conf_proj = &w->confidence;
-    FST_TRY(v4_run_draft_chain(m, &chain));
-    return stream_sync(m->stream);
+    return v4_run_draft_chain(m, &chain);
+}
+
+static enum fst_status enqueue_draft(struct model *m, void *ud)
+{
+    const struct draft_call *f = ud;
+    const struct dspark_weights *w = &m->w->dspark;
+    const struct rows *r = &f->rows;
+    struct v4_work *b = &m->work;
+    struct embed_args embed = {.x = b->draft_x,
+                               .table = &m->w->embed,
+                               .id = r->id,
+                               .n_rows = r->n_rows,
+                               .dim = m->c->hidden_size};
+    FST_TRY(v4_send_rows(m, r->n_rows));
+    FST_TRY(v4_run_embed(m, &embed));
+    FST_TRY(v4_rope(m, r, false));
+
+    const float *y = NULL;
+    for (int s = 0; s < m->n_stages; s++) {
+        FST_TRY(v4_layer(m, &m->stage[s], f->kv, r, ATTN_BLOCK, b->draft_x, y, NULL));
+        y = b->y;
+    }
+    FST_TRY(v4_seam(m, b->draft_x, r->n_rows, y, NULL, NULL, NULL));
+    FST_TRY(v4_head(m, b->draft_x, &w->hc_head, w->norm, v4_rows_of(m, r->n_rows).pick, r->n_rows,
+                    b->draft_y, b->draft_logits));
+    return enqueue_chain(m, f->d);
+}
+
+enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_batch *d)
+{
+    FST_ASSERT(m->n_stages > 0);
+    FST_ASSERT(m->c->has_dspark);
+    FST_ASSERT(d->gamma >= 1);
+    FST_ASSERT(d->gamma <= m->c->gamma);
+    FST_ASSERT(d->n <= m->opts.max_requests);
+    if (d->n <= 0)
+        return FST_OK;
+    struct draft_call f = {.kv = kv, .rows = block_rows(m, kv, d), .d = d};
+    struct v4_key key = {.call = V4_DRAFT,
+                         .n_rows = f.rows.n_rows,
+                         .n_spans = f.rows.n_spans,
+                         .gamma = d->gamma,
+                         .kv = kv,
+                         .pages = kv->pages,
+                         .anchor = d->anchor,
+                         .draw = d->draw,
+                         .out_pos = d->out_pos,
+                         .ids = d->ids,
+                         .conf = d->conf};
+    return v4_run(m, &key, enqueue_draft, &f);
 }

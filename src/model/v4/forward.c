@@ -85,33 +85,53 @@ enum fst_status v4_layer(struct model *m, const struct v4_layer *l, struct kv *k
     return FST_OK;
 }
 
-enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows *rows,
-                              const int32_t *logit_row, int n_logits, float **logits)
-{
-    struct v4_work *b = &m->work;
-    v4_check_picks(logit_row, n_logits, rows->n_rows, m->opts.max_logits);
-    FST_TRY(v4_check_rows(m, kv, rows, rows->id));
+struct forward_call {
+    struct kv *kv;
+    struct rows rows; /* as kernels see them */
+    int n_logits;
+};
 
+static enum fst_status enqueue_forward(struct model *m, void *ud)
+{
+    const struct forward_call *f = ud;
+    const struct rows *rows = &f->rows;
+    struct v4_work *b = &m->work;
     struct embed_args embed = {.x = b->x,
                                .table = &m->w->embed,
                                .id = rows->id,
                                .n_rows = rows->n_rows,
                                .dim = m->c->hidden_size};
+    FST_TRY(v4_send_rows(m, rows->n_rows));
     FST_TRY(v4_run_embed(m, &embed));
     FST_TRY(v4_rope(m, rows, true));
 
     const float *y = NULL;
     float *capture = NULL; /* of the layer before: its streams are complete in the next seam */
     for (int i = 0; i < m->n_layers; i++) {
-        FST_TRY(v4_layer(m, &m->layer[i], kv, rows, ATTN_CAUSAL, b->x, y, capture));
+        FST_TRY(v4_layer(m, &m->layer[i], f->kv, rows, ATTN_CAUSAL, b->x, y, capture));
         y = b->y;
         capture = m->layer[i].capture;
     }
     FST_TRY(v4_seam(m, b->x, rows->n_rows, y, NULL, NULL, capture));
+    return v4_head(m, b->x, &m->w->hc_head, m->w->norm, v4_rows_of(m, rows->n_rows).pick,
+                   f->n_logits, b->head_y, b->logits);
+}
 
+enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows *rows,
+                              const int32_t *logit_row, int n_logits, float **logits)
+{
+    v4_check_picks(logit_row, n_logits, rows->n_rows, m->opts.max_logits);
+    FST_TRY(v4_check_rows(m, kv, rows, rows->id));
+    struct forward_call f = {.kv = kv, .n_logits = n_logits};
+    f.rows = v4_take_rows(m, rows, rows->id, logit_row, n_logits);
+    struct v4_key key = {.call = V4_FORWARD,
+                         .n_rows = rows->n_rows,
+                         .n_spans = rows->n_spans,
+                         .n_logits = n_logits,
+                         .scored = m->scored,
+                         .kv = kv,
+                         .pages = kv->pages};
     if (logits)
-        *logits = b->logits;
-    FST_TRY(
-        v4_head(m, b->x, &m->w->hc_head, m->w->norm, logit_row, n_logits, b->head_y, b->logits));
-    return stream_sync(m->stream);
+        *logits = m->work.logits;
+    return v4_run(m, &key, enqueue_forward, &f);
 }

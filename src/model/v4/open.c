@@ -120,13 +120,9 @@ static void lay_out(struct model *m, struct carve *v, struct carve *h)
     w->draft_y = floats(v, drafts, dim);
     w->draft_logits = floats(v, drafts, c->vocab_size);
     for (int i = 0; i < 2; i++)
-        w->freq[i] = floats(h, c->rope_dim / 2, 1);
-    w->slot = ints(h, n, 1);
-    w->pos = ints(h, n, 1);
-    w->id = ints(h, n, 1);
-    w->span = ints(h, n, 1);
-    w->span_first = ints(h, n + 1, 1);
-    w->pick = ints(h, n, 1);
+        w->freq[i] = floats(v, c->rope_dim / 2, 1);
+    w->rows = ints(v, v4_rows_ints(m->max_rows), 1);
+    w->rows_shared = ints(h, v4_rows_ints(m->max_rows), 1);
 }
 
 size_t model_work_bytes(const struct weights *w, const struct model_opts *o)
@@ -180,6 +176,14 @@ static enum fst_status view_layers(struct model *m)
     enum fst_status rc = device_copy(m->stream->device, m->mats, mats, m->mats_bytes);
     mem_free(mats);
     return rc;
+}
+
+static enum fst_status upload_freq(struct model *m)
+{
+    const struct device *d = m->stream->device;
+    size_t half = (size_t)m->c->rope_dim / 2 * sizeof(float);
+    FST_TRY(device_copy(d, m->work.freq[0], m->w->rope_main, half));
+    return device_copy(d, m->work.freq[1], m->w->rope_compress, half);
 }
 
 static void check_opts(const struct weights *w, const struct model_opts *o)
@@ -251,14 +255,14 @@ enum fst_status model_open(struct model **out, const struct weights *w, const st
     }
     struct carve take = {.base = m->block}, take_shared = {.base = m->shared};
     lay_out(m, &take, &take_shared);
-    size_t half = (size_t)w->config.rope_dim / 2 * sizeof(float);
-    memcpy(m->work.freq[0], w->rope_main, half);
-    memcpy(m->work.freq[1], w->rope_compress, half);
-    enum fst_status rc = view_layers(m);
+    enum fst_status rc = upload_freq(m);
+    if (rc == FST_OK)
+        rc = view_layers(m);
     if (rc < 0) {
         model_free(m);
         return rc;
     }
+    v4_graphs_init(m);
     *out = m;
     return FST_OK;
 }
@@ -268,6 +272,7 @@ void model_free(struct model *m)
     if (!m)
         return;
     const struct device *d = m->stream->device;
+    v4_graphs_free(m);
     device_free(d, m->block, m->block_bytes);
     device_free_shared(d, m->shared, m->shared_bytes);
     device_free(d, m->mats, m->mats_bytes);

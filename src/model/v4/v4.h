@@ -25,8 +25,14 @@ enum {
         V4_BLOCKS
 };
 
-/* logits, freq and the arrays of int32_t from slot on are shared memory (device.h), the rest is the
- * device's.  n: most rows of a step or of a draft batch, whichever is more. */
+/* The arrays of a call's rows, next to each other: where each begins depends on n_rows alone. */
+struct v4_rows {
+    int32_t *slot, *pos, *id, *span, *pick; /* (n_rows) */
+    int32_t *span_first;                    /* (n_rows + 1), n_spans + 1 of them in use */
+};
+
+/* logits and rows_shared are shared memory (device.h), the rest is the device's.  n: most rows of a step
+ * or of a draft batch, whichever is more. */
 struct v4_work {
     float *x;                      /* (n, 4, D) streams of the last model_forward */
     float *draft_x;                /* (rows of a draft; MTP: n, 4, D) streams of the drafter */
@@ -43,7 +49,32 @@ struct v4_work {
     float *head_y, *logits;        /* (max_logits, D), (max_logits, V) */
     float *draft_y, *draft_logits; /* (max_requests*gamma, D), (.., V) */
     float *freq[2];                /* (R/2) of cs[0], cs[1] */
-    int32_t *slot, *pos, *id, *span, *span_first, *pick; /* (n), span_first n + 1: own rows */
+    int32_t *rows, *rows_shared; /* struct v4_rows of the call: for kernels; as the host fills it */
+};
+
+/* What a call's launchers see on the host and what may differ from call to call: equal keys, equal
+ * launches.  No padding, compared as bytes. */
+enum v4_call { V4_FORWARD, V4_INJECT, V4_DRAFT, V4_MTP };
+struct v4_key {
+    int32_t call, n_rows, n_spans, n_logits, gamma;
+    int32_t scored; /* some row sees more entries than index top-k keeps */
+    const void *kv, *pages;
+    const void *anchor, *draw, *out_pos, *ids, *conf; /* of a draft batch */
+};
+_Static_assert(sizeof(struct v4_key) == 6 * sizeof(int32_t) + 7 * sizeof(void *), "padding");
+
+/* Recorded calls (graph.c). */
+enum { V4_GRAPHS = 64 };
+struct v4_graphs {
+    bool on;
+    int n, n_seen, next_seen; /* in use; seen is a ring */
+    uint64_t turn, replayed;
+    struct v4_graph {
+        struct v4_key key;
+        void *graph;   /* owned */
+        uint64_t used; /* turn of the last use */
+    } graph[V4_GRAPHS];
+    struct v4_key seen[V4_GRAPHS]; /* called once */
 };
 
 struct model {
@@ -59,6 +90,8 @@ struct model {
     void *block, *shared;     /* owned: the two parts of the workspace */
     size_t block_bytes, shared_bytes, mats_bytes;
     int max_rows; /* n of the workspace */
+    bool scored;  /* of the call: struct v4_key */
+    struct v4_graphs graphs;
     struct model_timing timing[V4_BLOCKS];
     enum model_site site; /* where the blocks that run now belong */
     struct {
@@ -87,6 +120,28 @@ enum fst_status v4_block_ends(struct model *m, int block);
     }
 KERNELS_MAP(V4_RUN)
 #undef V4_RUN
+
+/* ---------------------------------------------------------------- a call's rows and launches */
+
+/* Elements of the arrays of n_rows rows. */
+int64_t v4_rows_ints(int n_rows);
+/* Places of the arrays of n_rows rows: where kernels read them, where the host fills them. */
+struct v4_rows v4_rows_of(const struct model *m, int n_rows);
+struct v4_rows v4_rows_shared(const struct model *m, int n_rows);
+/* Take over the caller's arrays; id and pick (n_pick) may be others than rows'.  Returns the rows as
+ * kernels see them; sets m->scored. */
+struct rows v4_take_rows(struct model *m, const struct rows *rows, const int32_t *id,
+                         const int32_t *pick, int n_pick);
+/* Enqueue the copy from the host's arrays to the kernels': first of all launches of a call. */
+enum fst_status v4_send_rows(struct model *m, int n_rows);
+
+/* Everything that a call enqueues, from v4_send_rows on: it waits for nothing, and of the step it reads
+ * on the host what struct v4_key holds. */
+typedef enum fst_status v4_enqueue_fn(struct model *m, void *ud);
+/* Enqueue, or launch what was recorded for `key`; then wait for the device. */
+enum fst_status v4_run(struct model *m, const struct v4_key *key, v4_enqueue_fn *enqueue, void *ud);
+void v4_graphs_init(struct model *m);
+void v4_graphs_free(struct model *m);
 
 /* ---------------------------------------------------------------- parts of a layer */
 
