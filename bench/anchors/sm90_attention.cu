@@ -418,6 +418,7 @@ int main(int argc, char **argv)
     bool index = argc < 2 || strcmp(argv[1], "index") == 0;
     CHECK(cudaStreamCreate(&queue));
     s.queue = queue;
+    s.early = true;
     s.scratch = (uint8_t *)device_bytes(scratch_bytes);
     s.scratch_bytes = scratch_bytes;
     for (int host = 0; attention && host < 2; host++) {

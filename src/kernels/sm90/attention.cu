@@ -53,8 +53,6 @@ struct attention_sm90_job {
     /* by row of the launch, group of heads, piece */
     struct gpu_words *weight; /* (STEPS, MMA_GROUP) A of the second product */
     struct piece_stat *stat;
-    int32_t *at;       /* by row and piece: (TILE) places of keys */
-    int32_t *n_pieces; /* by row */
     uint16_t *own;     /* NULL, or (rows of the step, DIM) kv as bf16 */
     float scale;       /* of scores, log2 e in it */
     int first, pieces; /* row of the step; pieces of a row, at most */
@@ -94,19 +92,22 @@ GPU_FN int piece_keys(const struct place *w, int p)
     return of.hi - of.lo + 1;
 }
 
+/* Key i of piece p. */
+GPU_FN int32_t find_key(const struct attention_sm90_job *j, const struct place *w, int p, int i)
+{
+    if (p >= w->n)
+        return NO_KEY;
+    struct range of = keys_piece(w->r, p);
+    if (of.lo + i > of.hi)
+        return NO_KEY;
+    return (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, of.kind, of.lo + i);
+}
+
 /* Threads 0 .. 63 find the keys of piece p. */
 GPU_FN void find_keys(const struct attention_sm90_job *j, const struct place *w, int p, int32_t *at)
 {
-    int i = (int)threadIdx.x;
-    if (i >= TILE || p >= w->n)
-        return;
-    struct range of = keys_piece(w->r, p);
-    int32_t key = NO_KEY;
-    if (of.lo + i <= of.hi)
-        key = (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, of.kind, of.lo + i);
-    at[i] = key;
-    if (j->at && w->group == 0)
-        j->at[((int64_t)w->row * j->pieces + p) * TILE + i] = key;
+    if ((int)threadIdx.x < TILE)
+        at[threadIdx.x] = find_key(j, w, p, (int)threadIdx.x);
 }
 
 /* Values 16*part .. +15 of a key as they lie in memory.  Own rows that are floats: as 0 here. */
@@ -232,13 +233,13 @@ GPU_FN void start_scores(const uint8_t *q, const uint8_t *tile, float (&s)[16])
     MMA_UNROLL
     for (int i = 0; i < 16; i++)
         s[i] = 0;
-    mma_begin();
+    wgmma_begin();
     MMA_UNROLL
     for (int k = 0; k < DIM / 16; k++) {
         int at = k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP;
         mma_ss(s, mma_ahead(a, at), mma_ahead(b, at));
     }
-    mma_commit();
+    wgmma_end();
 }
 
 /* Scores in units of log2, keys that are none at -inf; the largest of this half, for the other. */
@@ -333,11 +334,11 @@ GPU_FN void start_values(const uint32_t (&a)[STEPS][4], const uint8_t *rows, int
                          float (&o)[N])
 {
     mma_tile b = mma_tile_of(rows, (uint32_t)block_bytes);
-    mma_begin();
+    wgmma_begin();
     MMA_UNROLL
     for (int k = 0; k < STEPS; k++)
         mma_rs<1>(o, a[k], mma_ahead(b, k * 16 * MMA_LINE));
-    mma_commit();
+    wgmma_end();
 }
 
 /* Dims d, d+1 of a head: over the denominator, bf16, rotated back. */
@@ -424,7 +425,7 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
     put_tile(j, b->s->at[0], raw, b->tile);
     if (p + b->step < w->n)
         fetch_tile(j, b->s->at[1], raw);
-    mma_publish();
+    shared_to_wgmma();
     gpu_sync();
 }
 
@@ -436,10 +437,11 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
     int next = p + b->step;
     if (next < w->n) {
         put_tile(j, b->s->at[(i + 1) % 2], raw, b->tile + (i + 1) % 2 * TILE_BYTES);
-        mma_publish();
+        shared_to_wgmma();
     }
     find_keys(j, w, next + b->step, b->s->at[i % 2]);
-    mma_wait<0>();
+    wgmma_wait<0>();
+    mma_settle(s);
     find_tops(j, piece_keys(w, p), s, b->s->top[i % 2]);
     gpu_sync();
     if (next + b->step < w->n)
@@ -465,14 +467,14 @@ GPU_FN void store_weights(const struct attention_sm90_job *j, const struct place
 
 GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
 {
+    gpu_wait_before();
+    gpu_let_next(); /* behind the wait: value_kernel reads keys before its own */
     GPU_DYNAMIC(uint8_t, bytes);
     int p = (int)blockIdx.x % j.spread;
     struct turns b = take_shared(bytes, j.spread);
     struct rows_raw raw[UNITS];
     const struct place *w = &b.s->w;
     first_turn(&j, (int)blockIdx.x / j.spread, &b, p, raw);
-    if (p == 0 && w->group == 0 && threadIdx.x == 0)
-        j.n_pieces[w->row] = w->n;
     for (int i = 0; p < w->n; p += j.spread, i++) {
         float s[16], most[2], den[2];
         uint32_t a[2][4];
@@ -498,16 +500,22 @@ template <int BLOCKS> struct value_shape {
         SUMS = 64 * BLOCKS / GROUPS / 2
     };
 };
-enum { VALUE_BYTES = 2 * 4 * BLOCK_BYTES + MMA_ALIGN + WINDOW * 4 };
+
+struct value_shared {
+    struct place w;
+    int32_t at[WINDOW];
+};
+enum { VALUE_BYTES = 2 * 4 * BLOCK_BYTES + MMA_ALIGN + (int)sizeof(struct value_shared) };
 
 /* Places of the keys of pieces p .. of the row, as many as there is room for. */
-GPU_FN void load_window(const struct attention_sm90_job *j, const struct place *w, int p,
-                        int32_t *at)
+GPU_FN void find_window(const struct attention_sm90_job *j, int p, struct value_shared *s)
 {
-    const int32_t *from = j->at + ((int64_t)w->row * j->pieces + p) * TILE;
     gpu_sync();
-    for (int i = (int)threadIdx.x; i < WINDOW; i += THREADS)
-        at[i] = p + i / TILE < w->n ? from[i] : NO_KEY;
+    MMA_UNROLL
+    for (int i = 0; i < WINDOW / THREADS; i++) {
+        int key = (int)threadIdx.x + i * THREADS;
+        s->at[key] = find_key(j, &s->w, p + key / TILE, key % TILE);
+    }
     gpu_sync();
 }
 
@@ -575,51 +583,56 @@ GPU_FN void add_piece(const struct weighed *x, const uint8_t *rows, int block_by
     scale_weights(a, factor);
     shrink_sums(o, shrink);
     start_values(a, rows, block_bytes, o);
-    mma_wait<0>();
+    wgmma_wait<0>();
+    mma_settle(o);
 }
 
 template <int BLOCKS>
 GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
 {
+    gpu_let_next();
     using V = value_shape<BLOCKS>;
     GPU_DYNAMIC(uint8_t, bytes);
     uint8_t *tile = mma_aligned(bytes);
-    int32_t *at = (int32_t *)(void *)(tile + 8 * BLOCK_BYTES);
+    struct value_shared *s = (struct value_shared *)(void *)(tile + 8 * BLOCK_BYTES);
+    const struct place *w = &s->w;
     int slices = DIM / 64 / BLOCKS, slice = (int)blockIdx.x % slices, half = my_half();
-    struct place w;
-    w.row = (int)blockIdx.x / slices / j.groups;
-    w.group = (int)blockIdx.x / slices % j.groups;
-    w.t = j.first + w.row;
-    w.n = j.n_pieces[w.row];
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[V::SUMS] = {};
     struct rows_raw raw[V::LOADS];
     struct weighed x[V::PIECES];
+    if (gpu_wave() == 0) {
+        struct place mine;
+        find_place(&j, (int)blockIdx.x / slices, &mine);
+        if (threadIdx.x == 0)
+            s->w = mine;
+    }
+    find_window(&j, 0, s);
+    fetch_stage<BLOCKS>(&j, s->at, slice, raw);
+    gpu_wait_before(); /* score_kernel waited for all that keys depend on, and then let this one start */
     MMA_UNROLL
     for (int i = 0; i < V::PIECES; i++)
-        fetch_weights(&j, &w, i, &x[i]);
-    load_window(&j, &w, 0, at);
-    fetch_stage<BLOCKS>(&j, at, slice, raw);
-    for (int p = 0; p < w.n; p += V::PIECES) {
+        fetch_weights(&j, w, i, &x[i]);
+    for (int p = 0; p < w->n; p += V::PIECES) {
         uint8_t *now = tile + p / V::PIECES % 2 * 4 * BLOCK_BYTES;
         int next = p + V::PIECES;
-        put_stage<BLOCKS>(&j, at + p * TILE % WINDOW, slice, raw, now);
-        mma_publish();
+        put_stage<BLOCKS>(&j, s->at + p * TILE % WINDOW, slice, raw, now);
+        shared_to_wgmma();
         gpu_sync();
-        if (next < w.n) {
+        if (next < w->n) {
             if (next * TILE % WINDOW == 0)
-                load_window(&j, &w, next, at);
-            fetch_stage<BLOCKS>(&j, at + next * TILE % WINDOW, slice, raw);
+                find_window(&j, next, s);
+            fetch_stage<BLOCKS>(&j, s->at + next * TILE % WINDOW, slice, raw);
         }
         MMA_UNROLL
         for (int i = 0; i < V::PIECES; i++)
-            if (half < V::GROUPS && p + i < w.n) {
+            if (half < V::GROUPS && p + i < w->n) {
                 add_piece(&x[i], now + i * BLOCK_BYTES + half * 2 * V::BYTES, V::BYTES, &g, o);
-                fetch_weights(&j, &w, next + i, &x[i]);
+                fetch_weights(&j, w, next + i, &x[i]);
             }
     }
     if (half < V::GROUPS)
-        store_output(&j, &w, &g, slice * 64 * BLOCKS + half * 128, o);
+        store_output(&j, w, &g, slice * 64 * BLOCKS + half * 128, o);
 }
 
 /* ---------------------------------------------------------------- whole_kernel */
@@ -657,6 +670,7 @@ GPU_FN void share_weights(struct whole_shared *x, float den[2], const uint32_t m
 
 GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
 {
+    gpu_start();
     GPU_DYNAMIC(uint8_t, bytes);
     struct turns b = take_shared(bytes, 1);
     struct whole_shared *x = (struct whole_shared *)(void *)b.s;
@@ -676,7 +690,8 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
         scale_weights(a, factor);
         shrink_sums(o, shrink);
         start_values(a, b.tile + p % 2 * TILE_BYTES + my_half() * 4 * BLOCK_BYTES, BLOCK_BYTES, o);
-        mma_wait<0>();
+        wgmma_wait<0>();
+        mma_settle(o);
         gpu_sync(); /* the tile is free */
     }
     store_output(&j, w, &g, my_half() * 256, o);
@@ -686,6 +701,7 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
 
 GPU_KERNEL void pack_kernel(struct attention_sm90_job j)
 {
+    gpu_start();
     int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 16;
     struct gpu_words out[2];
     if (at >= (int64_t)j.rows.n_rows * DIM)
@@ -698,14 +714,13 @@ GPU_KERNEL void pack_kernel(struct attention_sm90_job j)
 /* Scratch of a row of a launch of score_kernel; of the step's own rows. */
 static int64_t row_bytes(int64_t pieces, int64_t groups)
 {
-    int64_t piece = STEPS * MMA_GROUP * 16 + (int64_t)sizeof(struct piece_stat);
-    return 4 + pieces * (4 * TILE + groups * piece);
+    return pieces * groups * (STEPS * MMA_GROUP * 16 + (int64_t)sizeof(struct piece_stat));
 }
 static int64_t own_bytes(int64_t n_rows)
 {
     return n_rows < OWN_FROM ? 0 : 2 * n_rows * DIM;
 }
-enum { ROUNDING = 5 * 256 };
+enum { ROUNDING = 3 * 256 };
 
 static bool fits(int head_dim)
 {
@@ -744,16 +759,14 @@ static void launch_split(struct attention_sm90_job *j, struct gpu_cut *cut, stru
     int64_t pieces = rows * j->pieces;
     j->weight = gpu_take<struct gpu_words>(cut, pieces * j->groups * STEPS * MMA_GROUP);
     j->stat = gpu_take<struct piece_stat>(cut, pieces * j->groups);
-    j->at = gpu_take<int32_t>(cut, pieces * TILE);
-    j->n_pieces = gpu_take<int32_t>(cut, rows);
     for (j->first = 0; j->first < n; j->first += (int)rows) {
         int64_t blocks = FST_MIN(rows, n - j->first) * j->groups;
         j->spread = (int)FST_MAX(1, FST_MIN(j->pieces, SCORE_FILL / blocks));
-        gpu_launch(score_kernel, blocks * j->spread, THREADS, SCORE_BYTES, s, *j);
+        gpu_launch_early(score_kernel, blocks * j->spread, THREADS, SCORE_BYTES, s, *j);
         if (blocks * 8 <= SLICE_FILL)
-            gpu_launch(value_kernel<1>, blocks * 8, THREADS, VALUE_BYTES, s, *j);
+            gpu_launch_early(value_kernel<1>, blocks * 8, THREADS, VALUE_BYTES, s, *j);
         else
-            gpu_launch(value_kernel<4>, blocks * 2, THREADS, VALUE_BYTES, s, *j);
+            gpu_launch_early(value_kernel<4>, blocks * 2, THREADS, VALUE_BYTES, s, *j);
     }
 }
 
@@ -775,10 +788,10 @@ SM90_ENTRY(attention)
     j.pieces = (int)keys_most_pieces(a);
     if (n >= OWN_FROM) {
         j.own = gpu_take<uint16_t>(&cut, n * DIM);
-        gpu_launch(pack_kernel, div_up(n * DIM, 16 * THREADS), THREADS, 0, s, j);
+        gpu_launch_early(pack_kernel, div_up(n * DIM, 16 * THREADS), THREADS, 0, s, j);
     }
     if (n * j.groups >= WHOLE_FROM)
-        gpu_launch(whole_kernel, n * j.groups, THREADS, WHOLE_BYTES, s, j);
+        gpu_launch_early(whole_kernel, n * j.groups, THREADS, WHOLE_BYTES, s, j);
     else
         launch_split(&j, &cut, s);
     return gpu_done("attention");

@@ -197,12 +197,13 @@ GPU_FN void score_page(const struct index_sm90_job *j, const struct run *r, int 
         MMA_UNROLL
         for (int k = 0; k < 32; k++)
             d[k] = 0;
-        mma_begin();
+        wgmma_begin();
         MMA_UNROLL
         for (int k = 0; k < STEPS; k++)
             mma_rs<0>(d, a[k], mma_ahead(q, k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP));
-        mma_commit();
-        mma_wait<0>();
+        wgmma_end();
+        wgmma_wait<0>();
+        mma_settle(d);
         store_scores(j, r, i, e, d, scale);
     }
 }
@@ -240,7 +241,7 @@ GPU_FN void score_run(const struct index_sm90_job *j, const struct row_at *at, s
             s->page[threadIdx.x] = rows_pages(&j->rows, at->slot)[p + (int)threadIdx.x];
         if (p == part * share) {
             load_queries(j, r->t, r->n, q, s);
-            mma_publish();
+            shared_to_wgmma();
         }
         gpu_sync();
         score_pages(j, r, p, FST_MIN(last, p + AHEAD_PAGES));
@@ -249,6 +250,8 @@ GPU_FN void score_run(const struct index_sm90_job *j, const struct row_at *at, s
 
 GPU_KERNEL void MMA_BOUNDS(THREADS, 2) score_kernel(struct index_sm90_job j)
 {
+    gpu_wait_before();
+    gpu_let_next(); /* behind the wait: choose_kernel reads rows before its own */
     GPU_DYNAMIC(uint8_t, bytes);
     uint8_t *q = mma_aligned(bytes);
     struct score_shared *s = (struct score_shared *)(void *)(q + j.tall * QUERY_BYTES);
@@ -452,10 +455,15 @@ GPU_FN void choose_any(const float *score, int nv, int topk, int32_t *sel, float
 
 GPU_KERNEL void MMA_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_sm90_job j)
 {
+    gpu_let_next();
+    if (!j.score)
+        gpu_wait_before();
     GPU_SHARED union choice_shared s;
     int row = (int)blockIdx.x, t = j.first + row;
     const struct row_at at = rows_at(&j.rows, t);
     int nv = (int)(((int64_t)at.pos + 1) / 4);
+    if (j.score)
+        gpu_wait_before();
     int32_t *sel = j.sel + (int64_t)t * j.topk;
     float *margin = j.margin ? j.margin + t : NULL;
     ROWS_CHECK(nv <= j.max_entries);
@@ -526,7 +534,7 @@ SM90_ENTRY(index_topk)
     if (n == 0)
         return FST_OK;
     if (a->max_entries <= a->topk && !a->scores) { /* every row takes all it sees */
-        gpu_launch(choose_kernel, n, CHOOSERS, 0, s, j);
+        gpu_launch_early(choose_kernel, n, CHOOSERS, 0, s, j);
         return gpu_done("index_topk");
     }
     struct gpu_cut cut = gpu_scratch(s);
@@ -537,8 +545,8 @@ SM90_ENTRY(index_topk)
         j.n = (int)FST_MIN(rows, n - j.first);
         int64_t groups = div_up(j.n, j.tall);
         j.parts = (int)FST_MAX(1, FST_MIN(pages, FILL / groups));
-        gpu_launch(score_kernel, groups * j.parts, THREADS, score_bytes(j.tall), s, j);
-        gpu_launch(choose_kernel, j.n, CHOOSERS, 0, s, j);
+        gpu_launch_early(score_kernel, groups * j.parts, THREADS, score_bytes(j.tall), s, j);
+        gpu_launch_early(choose_kernel, j.n, CHOOSERS, 0, s, j);
     }
     return gpu_done("index_topk");
 }

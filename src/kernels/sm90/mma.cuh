@@ -18,6 +18,9 @@
 #define FST_KERNELS_SM90_MMA_CUH
 
 #include "kernels/gpu/rows.cuh"
+#if defined(__CUDACC__)
+#include "kernels/sm90/wgmma.cuh"
+#endif
 
 enum {
     MMA_GROUP = 128,  /* threads of a warpgroup */
@@ -69,25 +72,6 @@ GPU_FN mma_tile mma_tile_of(const void *p, uint32_t block_bytes)
 GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
 {
     return t + (uint64_t)(uint32_t)(bytes >> 4);
-}
-
-/* What threads stored in shared memory, seen by the instructions: before the barrier. */
-GPU_FN void mma_publish(void)
-{
-    asm volatile("fence.proxy.async;" ::: "memory");
-}
-GPU_FN void mma_begin(void) /* sums and A are in their registers */
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-GPU_FN void mma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-/* All but the last LEFT commits are done. */
-template <int LEFT> GPU_FN void mma_wait(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
 #define MMA_D4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -142,6 +126,14 @@ template <int DOWN> GPU_FN void mma_rs(float (&d)[128], const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
 }
 
+/* Behind a wait: the sums are read from here on, not before. */
+template <int N> GPU_FN void mma_settle(float (&d)[N])
+{
+    MMA_UNROLL
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+
 /* Two bf16 times a power of two. */
 GPU_FN uint32_t mma_times(uint32_t pair, uint32_t both)
 {
@@ -182,10 +174,12 @@ GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
     t.p += bytes;
     return t;
 }
-GPU_FN void mma_publish(void) {}
-GPU_FN void mma_begin(void) {}
-GPU_FN void mma_commit(void) {}
-template <int LEFT> GPU_FN void mma_wait(void) {}
+/* As in wgmma.cuh. */
+GPU_FN void shared_to_wgmma(void) {}
+GPU_FN void wgmma_begin(void) {}
+GPU_FN void wgmma_end(void) {}
+template <int LEFT> GPU_FN void wgmma_wait(void) {}
+template <int N> GPU_FN void mma_settle(float (&)[N]) {}
 
 /* Value k of column n: address bits 4..6 are crossed with bits 7..9. */
 GPU_FN float mma_value(struct mma_tile t, bool down, int n, int k)
