@@ -441,7 +441,7 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
     }
     find_keys(j, w, next + b->step, b->s->at[i % 2]);
     wgmma_wait<0>();
-    mma_settle(s);
+    wgmma_hold(s);
     find_tops(j, piece_keys(w, p), s, b->s->top[i % 2]);
     gpu_sync();
     if (next + b->step < w->n)
@@ -584,7 +584,7 @@ GPU_FN void add_piece(const struct weighed *x, const uint8_t *rows, int block_by
     shrink_sums(o, shrink);
     start_values(a, rows, block_bytes, o);
     wgmma_wait<0>();
-    mma_settle(o);
+    wgmma_hold(o);
 }
 
 template <int BLOCKS>
@@ -691,7 +691,7 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
         shrink_sums(o, shrink);
         start_values(a, b.tile + p % 2 * TILE_BYTES + my_half() * 4 * BLOCK_BYTES, BLOCK_BYTES, o);
         wgmma_wait<0>();
-        mma_settle(o);
+        wgmma_hold(o);
         gpu_sync(); /* the tile is free */
     }
     store_output(&j, w, &g, my_half() * 256, o);

@@ -203,7 +203,7 @@ GPU_FN void score_page(const struct index_sm90_job *j, const struct run *r, int 
             mma_rs<0>(d, a[k], mma_ahead(q, k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP));
         wgmma_end();
         wgmma_wait<0>();
-        mma_settle(d);
+        wgmma_hold(d);
         store_scores(j, r, i, e, d, scale);
     }
 }

@@ -126,14 +126,6 @@ template <int DOWN> GPU_FN void mma_rs(float (&d)[128], const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
 }
 
-/* Behind a wait: the sums are read from here on, not before. */
-template <int N> GPU_FN void mma_settle(float (&d)[N])
-{
-    MMA_UNROLL
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
-
 /* Two bf16 times a power of two. */
 GPU_FN uint32_t mma_times(uint32_t pair, uint32_t both)
 {
@@ -179,7 +171,7 @@ GPU_FN void shared_to_wgmma(void) {}
 GPU_FN void wgmma_begin(void) {}
 GPU_FN void wgmma_end(void) {}
 template <int LEFT> GPU_FN void wgmma_wait(void) {}
-template <int N> GPU_FN void mma_settle(float (&)[N]) {}
+template <int N> GPU_FN void wgmma_hold(float (&)[N]) {}
 
 /* Value k of column n: address bits 4..6 are crossed with bits 7..9. */
 GPU_FN float mma_value(struct mma_tile t, bool down, int n, int k)
