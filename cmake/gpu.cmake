@@ -17,6 +17,11 @@ if(CMAKE_CXX_COMPILER AND NOT FST_SANITIZE STREQUAL "thread")
     target_compile_options(fst_emulate${wave} PRIVATE -x c++ -std=c++17)
     target_link_libraries(fst_emulate${wave} PUBLIC fst_base)
   endforeach()
+  # Those of kernels/sm90 that are written over sm90/mma.cuh, waves of 32 lanes.
+  set(sm90_emulated ${CMAKE_SOURCE_DIR}/src/kernels/sm90/attention.cu
+                    ${CMAKE_SOURCE_DIR}/src/kernels/sm90/index.cu)
+  set_source_files_properties(${sm90_emulated} PROPERTIES LANGUAGE CXX)
+  target_sources(fst_emulate32 PRIVATE ${sm90_emulated})
 endif()
 
 # Programs of tests/gpu need a card to run; they are built everywhere.

@@ -578,9 +578,11 @@ static void one_pass(struct ck *c)
 #ifdef CK_EMULATE /* the build has kernels/gpu compiled for the CPU */
 bool kernels_fill_emulate32(void *table, size_t bytes);
 bool kernels_fill_emulate64(void *table, size_t bytes);
+bool kernels_fill_sm90_emulated(void *table, size_t bytes);
 #else
-#define kernels_fill_emulate32 NULL
-#define kernels_fill_emulate64 NULL
+#define kernels_fill_emulate32     NULL
+#define kernels_fill_emulate64     NULL
+#define kernels_fill_sm90_emulated NULL
 #endif
 
 static const struct ck_set {
@@ -592,6 +594,7 @@ static const struct ck_set {
             {"avx512", KERN_AVX2 | KERN_AVX512, NULL},
             {"wave32", KERN_GPU, kernels_fill_emulate32},
             {"wave64", KERN_GPU, kernels_fill_emulate64},
+            {"hopper", KERN_GPU, kernels_fill_sm90_emulated},
             {"cuda", KERN_GPU, NULL}}; /* only when asked for */
 
 /* ---------------------------------------------------------------- a card */

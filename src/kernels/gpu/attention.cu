@@ -13,10 +13,10 @@
  * Order of a score: dims 8i+32k .. +7 for i = 0..3 apart, k in order, the four as a tree.  Order of an
  * output: keys 4q .. 4q+3 of all pieces in order, then q = 0 .. 15 in order.  The denominator: 4 keys
  * as a tree, pieces in order, then 16 lanes as a tree. */
-#include "kernels/gpu/rows.cuh"
+#include "kernels/gpu/keys.cuh"
 
 enum {
-    TILE = 64,   /* keys of a piece */
+    TILE = KEYS_PIECE,
     QUADS = 16,  /* fours of them */
     HEADS = 8,   /* of a block */
     DIMS = 32,   /* of a block of value_kernel */
@@ -46,43 +46,6 @@ struct attention_job {
 
 /* ---------------------------------------------------------------- which keys */
 
-/* Keys lo .. hi of one kind; pieces start at multiples of TILE. */
-enum range_kind { RANGE_POSITIONS, RANGE_ENTRIES, RANGE_SELECTED };
-struct range {
-    enum range_kind kind;
-    int lo, hi;
-};
-
-GPU_FN int range_pieces(const struct range *r)
-{
-    return r->hi < r->lo ? 0 : r->hi / TILE - r->lo / TILE + 1;
-}
-
-/* The row's two ranges. */
-GPU_FN void find_ranges(const struct attention_job *j, const struct row_at *at, int t,
-                        struct range r[2])
-{
-    int end = j->a.mode == ATTN_BLOCK ? at->start : at->pos + 1; /* of the window */
-    r[0] = {RANGE_POSITIONS, FST_MAX(0, end - j->a.window), end - 1};
-    r[1] = {RANGE_ENTRIES, 0, -1};
-    if (j->a.mode == ATTN_BLOCK)
-        r[1] = {RANGE_POSITIONS, at->start, at->start + at->last - at->first - 1};
-    else if (j->l.ratio == 128)
-        r[1].hi = (at->pos + 1) / 128 - 1;
-    else if (j->l.ratio == 4)
-        r[1] = {RANGE_SELECTED, 0, j->a.n_sel[t] - 1};
-}
-
-GPU_FN int64_t find_key(const struct attention_job *j, const struct row_at *at, int t,
-                        enum range_kind kind, int x)
-{
-    if (kind == RANGE_POSITIONS)
-        return x >= at->start ? -1 - ((int64_t)at->first + x - at->start)
-                              : rows_ring(&j->l, at->slot, x);
-    int e = kind == RANGE_SELECTED ? j->a.sel[(int64_t)t * j->a.topk + x] : x;
-    return rows_compressed(&j->l, rows_pages(&j->rows, at->slot), e);
-}
-
 GPU_FN void pack_row(const struct attention_job *j, int64_t t)
 {
     for (int d = 4 * (int)threadIdx.x; d < j->a.head_dim; d += 4 * (int)blockDim.x) {
@@ -102,19 +65,17 @@ GPU_KERNEL void plan_kernel(struct attention_job j)
         return;
     const struct row_at at = rows_at(&j.rows, t);
     struct range r[2];
-    find_ranges(&j, &at, t, r);
-    int some = range_pieces(&r[0]), n = some + range_pieces(&r[1]);
+    keys_ranges(&j.a, j.l.ratio, &at, t, r);
+    int n = range_pieces(&r[0]) + range_pieces(&r[1]);
     ROWS_CHECK(n <= j.pieces);
     for (int i = (int)threadIdx.x; i < n * TILE; i += (int)blockDim.x) {
-        int p = i / TILE, second = p >= some;
-        struct range of = second ? r[1] : r[0];
-        int start = (of.lo / TILE + p - (second ? some : 0)) * TILE;
-        int lo = FST_MAX(of.lo, start), hi = FST_MIN(of.hi, start + TILE - 1);
+        int p = i / TILE;
+        struct range of = keys_piece(r, p);
         /* places after the last key repeat it: what is there is a number, and counts for nothing */
         j.at[(int64_t)row * j.pieces * TILE + i] =
-            find_key(&j, &at, t, of.kind, FST_MIN(lo + i % TILE, hi));
+            keys_find(&j.a, &j.rows, &j.l, &at, t, of.kind, FST_MIN(of.lo + i % TILE, of.hi));
         if (i % TILE == 0)
-            j.keys[(int64_t)row * j.pieces + p] = hi - lo + 1;
+            j.keys[(int64_t)row * j.pieces + p] = of.hi - of.lo + 1;
     }
     if (threadIdx.x == 0)
         j.n_pieces[row] = n;
@@ -355,11 +316,6 @@ GPU_KERNEL void value_kernel(struct attention_job j)
 
 /* ---------------------------------------------------------------- launcher */
 
-static int64_t window_pieces(int window)
-{
-    return (window + TILE - 2) / TILE + 1;
-}
-
 /* Scratch of a row of a launch; of the step's own rows; what rounding the pieces up may take. */
 static int64_t row_bytes(int64_t pieces, int n_heads)
 {
@@ -371,20 +327,9 @@ static int64_t own_bytes(int64_t n_rows, int head_dim)
 }
 enum { ROUNDING = 5 * 256 };
 
-static int64_t most_pieces(const struct attention_args *a)
-{
-    int64_t more = a->mode == ATTN_BLOCK ? 2 : 0;
-    if (a->mode == ATTN_CAUSAL && a->l->ratio)
-        more = div_up(a->l->ratio == 4 ? a->topk : a->rows->page_stride * 2, TILE);
-    return window_pieces(a->window) + more;
-}
-
-/* A page table has room for the whole context: 2 entries of ratio 128 in a page. */
 size_t gpu_attention_scratch(const struct kernel_limits *l)
 {
-    int64_t entries = 2 * (div_up(4 * l->max_entries, KERN_PAGE) + 1);
-    int64_t more = FST_MAX(2, div_up(FST_MAX(entries, l->topk), TILE));
-    int64_t row = row_bytes(window_pieces(l->window) + more, l->n_heads);
+    int64_t row = row_bytes(keys_limit_pieces(l), l->n_heads);
     int64_t rows = FST_MAX(1, FST_MIN(l->n_rows, ATTENTION_SCRATCH / row));
     return (size_t)(rows * row + own_bytes(l->n_rows, l->head_dim) + ROUNDING);
 }
@@ -424,7 +369,7 @@ static void launch_rows(struct attention_job *j, int64_t n, struct stream *s)
 
 GPU_ENTRY(attention)
 {
-    int64_t n = a->rows->n_rows, pieces = most_pieces(a), row = row_bytes(pieces, a->n_heads);
+    int64_t n = a->rows->n_rows, pieces = keys_most_pieces(a), row = row_bytes(pieces, a->n_heads);
     struct gpu_cut cut = gpu_scratch(s);
     struct attention_job j = {};
     check(a);

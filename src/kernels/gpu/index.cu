@@ -3,11 +3,11 @@
  * score_kernel   a block keeps one row's queries and walks over a run of pieces of 32 keys: a thread
  *                holds the products of 4 heads with 4 keys.  Queries and keys lie in shared memory
  *                as pairs of bf16, which hold FP4 and E4M3 values exactly.
- * choose_kernel  one block per row: the k-th best score by radix search, 11, 11 and 10 bits of it at
- *                a time, then one pass in order of entries.
+ * choose_kernel  one block per row, choose.cuh.
  *
  * Order of a score: dims of a product in order, heads of a group of 4 in order, groups in order; an
  * entry's place in a piece plays no part. */
+#include "kernels/gpu/choose.cuh"
 #include "kernels/gpu/rows.cuh"
 
 enum {
@@ -143,174 +143,6 @@ GPU_KERNEL void score_kernel(struct index_job j)
 
 /* ---------------------------------------------------------------- choice */
 
-enum {
-    CHOOSERS = 1024,
-    DIGIT = 11,
-    BINS = 1 << DIGIT,
-    AHEAD = 4,  /* loads under way per thread */
-    COPIES = 4, /* of the histogram: scores crowd into few bins, and lanes would wait for another */
-    COPY = BINS + 1
-};
-
-struct chooser {
-    uint32_t hist[COPIES * COPY], part[CHOOSERS / 32];
-    int bin;
-    uint32_t above, count; /* scores above the bin, in it */
-};
-
-/* The score that gpu_ordered gave u for. */
-GPU_FN float unordered(uint32_t u)
-{
-    return gpu_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
-}
-
-/* Sum of v over the threads before this one; all: over the block. */
-GPU_FN uint32_t sum_before(uint32_t v, uint32_t *part, uint32_t *all)
-{
-    uint32_t sum = v, before = 0;
-    int lane = gpu_lane();
-    for (int m = 1; m < GPU_WAVE; m *= 2) {
-        uint32_t left = gpu_shfl(sum, (lane - m) & (GPU_WAVE - 1));
-        sum += lane >= m ? left : 0;
-    }
-    gpu_sync();
-    if (lane == GPU_WAVE - 1)
-        part[gpu_wave()] = sum;
-    gpu_sync();
-    *all = 0;
-    for (int w = 0; w < gpu_waves(); w++) {
-        before += w < gpu_wave() ? part[w] : 0;
-        *all += part[w];
-    }
-    return before + sum - v;
-}
-
-/* Scores e .. e+3; past the end any others. */
-GPU_FN struct gpu_quad four_scores(const float *score, int e, int nv)
-{
-    return gpu_load4(score + (e < nv ? e : 0));
-}
-
-/* Count the digit at `shift` of the scores that agree with `value` in the bits of `mask`. */
-GPU_FN void count_digits(const float *score, int nv, uint32_t value, uint32_t mask, int shift,
-                         struct chooser *c)
-{
-    uint32_t *hist = c->hist + threadIdx.x % COPIES * COPY;
-    for (int b = (int)threadIdx.x; b < COPIES * COPY; b += CHOOSERS)
-        c->hist[b] = 0;
-    gpu_sync();
-    for (int first = 4 * (int)threadIdx.x; first < nv; first += 4 * CHOOSERS * AHEAD) {
-        struct gpu_quad x[AHEAD];
-        for (int k = 0; k < AHEAD; k++)
-            x[k] = four_scores(score, first + 4 * CHOOSERS * k, nv);
-        for (int k = 0; k < 4 * AHEAD; k++) {
-            int e = first + 4 * CHOOSERS * (k / 4) + k % 4;
-            uint32_t u = gpu_ordered(x[k / 4].v[k % 4]);
-            if (e < nv && ((u ^ value) & mask) == 0)
-                atomicAdd(hist + (u >> shift & (BINS - 1)), 1u);
-        }
-    }
-    gpu_sync();
-}
-
-GPU_FN uint32_t in_bin(const struct chooser *c, int b)
-{
-    uint32_t n = 0;
-    for (int i = 0; i < COPIES; i++)
-        n += c->hist[i * COPY + b];
-    return n;
-}
-
-/* The bin that holds the need-th best of those counted. */
-GPU_FN void find_bin(uint32_t need, struct chooser *c)
-{
-    uint32_t all, n[BINS / CHOOSERS], mine = 0;
-    int top = BINS - 1 - (int)threadIdx.x * (BINS / CHOOSERS);
-    for (int i = 0; i < BINS / CHOOSERS; i++)
-        mine += n[i] = in_bin(c, top - i);
-    uint32_t above = sum_before(mine, c->part, &all);
-    for (int i = 0; i < BINS / CHOOSERS; i++) {
-        if (above < need && need <= above + n[i]) {
-            c->bin = top - i;
-            c->above = above;
-            c->count = n[i];
-        }
-        above += n[i];
-    }
-    gpu_sync();
-}
-
-/* The scores above `value` and the first `ties` equal to it, in order of entries. */
-GPU_FN void write_choice(const float *score, int nv, uint32_t value, uint32_t ties, int32_t *sel,
-                         struct chooser *c)
-{
-    uint32_t above = 0, equal = 0, all;
-    struct gpu_quad next = four_scores(score, 4 * (int)threadIdx.x, nv);
-    for (int first = 0; first < nv; first += 4 * CHOOSERS) {
-        int e = first + 4 * (int)threadIdx.x;
-        struct gpu_quad x = next;
-        uint32_t u[4], n = 0; /* above it in the low half, equal in the high one */
-        next = four_scores(score, e + 4 * CHOOSERS, nv);
-        for (int i = 0; i < 4; i++) {
-            u[i] = gpu_ordered(x.v[i]);
-            if (e + i < nv)
-                n += u[i] > value ? 1u : u[i] == value ? 1u << 16 : 0;
-        }
-        n = sum_before(n, c->part, &all);
-        uint32_t a = above + (n & 0xffff), q = equal + (n >> 16);
-        for (int i = 0; i < 4 && e + i < nv; i++) {
-            if (u[i] > value || (u[i] == value && q < ties))
-                sel[a + FST_MIN(q, ties)] = e + i;
-            a += u[i] > value;
-            q += u[i] == value;
-        }
-        above += all & 0xffff;
-        equal += all >> 16;
-    }
-}
-
-/* Best score below `value`, in every thread. */
-GPU_FN uint32_t best_below(const float *score, int nv, uint32_t value, struct chooser *c)
-{
-    uint32_t best = 0;
-    for (int e = (int)threadIdx.x; e < nv; e += CHOOSERS) {
-        uint32_t u = gpu_ordered(score[e]);
-        best = u < value ? FST_MAX(best, u) : best;
-    }
-    for (int m = 1; m < GPU_WAVE; m *= 2) {
-        uint32_t other = gpu_shfl_xor(best, m);
-        best = FST_MAX(best, other);
-    }
-    gpu_sync();
-    if (gpu_lane() == 0)
-        c->part[gpu_wave()] = best;
-    gpu_sync();
-    for (int w = 0; w < gpu_waves(); w++)
-        best = FST_MAX(best, c->part[w]);
-    return best;
-}
-
-GPU_FN void choose(const struct index_job *j, int row, int nv, int32_t *sel, struct chooser *c)
-{
-    const float *score = j->score + row * j->ld;
-    uint32_t value = 0, mask = 0, need = (uint32_t)j->topk;
-    for (int shift = 32 - DIGIT; shift > -DIGIT; shift -= DIGIT) {
-        int at = FST_MAX(shift, 0);
-        count_digits(score, nv, value, mask, at, c);
-        find_bin(need, c);
-        uint32_t digit = (uint32_t)(BINS - 1) << at;
-        value |= (uint32_t)c->bin << at & ~mask;
-        mask |= digit;
-        need -= c->above;
-    }
-    write_choice(score, nv, value, need, sel, c);
-    if (!j->margin)
-        return;
-    uint32_t dropped = c->count > need ? value : best_below(score, nv, value, c);
-    if (threadIdx.x == 0)
-        j->margin[j->first + row] = unordered(value) - unordered(dropped);
-}
-
 GPU_KERNEL void choose_kernel(struct index_job j)
 {
     gpu_start();
@@ -326,7 +158,7 @@ GPU_KERNEL void choose_kernel(struct index_job j)
             j.margin[t] = INFINITY;
     }
     if (nv > j.topk) {
-        choose(&j, row, nv, sel, &c);
+        choose(j.score + row * j.ld, nv, j.topk, sel, j.margin ? j.margin + t : NULL, &c);
         return;
     }
     for (int e = (int)threadIdx.x; e < nv; e += CHOOSERS)

@@ -10,7 +10,9 @@ KERNELS_MAP(PORTABLE)
 extern "C" bool kernels_fill_gpu(void *table, size_t bytes);
 extern "C" size_t kernels_scratch_gpu(const struct kernel_limits *l);
 
-bool sm90_experts(const struct experts_args *a); /* experts.cu */
+extern "C" size_t attention_sm90_scratch(const struct kernel_limits *l); /* attention.cu */
+extern "C" size_t index_sm90_scratch(const struct kernel_limits *l);     /* index.cu */
+bool sm90_experts(const struct experts_args *a);                         /* experts.cu */
 
 static enum fst_status pick_attn_in(const struct attn_in_args *a, struct stream *s)
 {
@@ -52,6 +54,8 @@ extern "C" size_t kernels_scratch_sm90(const struct kernel_limits *l)
 {
     size_t most = FST_MAX(kernels_scratch_gpu(l), lin_project_scratch(l));
     most = FST_MAX(most, lin_experts_scratch(l));
+    most = FST_MAX(most, attention_sm90_scratch(l));
+    most = FST_MAX(most, index_sm90_scratch(l));
     return FST_MAX(most, lin_head_scratch(l));
 }
 
@@ -68,5 +72,7 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->main_proj = pick_main_proj;
     k->head = pick_head;
     k->experts = pick_experts;
+    k->index_topk = index_topk_sm90; /* these two delegate by themselves */
+    k->attention = attention_sm90;
     return true;
 }

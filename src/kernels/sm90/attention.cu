@@ -1,0 +1,798 @@
+/* attention.cu - heads of a row over its window, compressed entries or draft block, on Hopper.
+ *
+ * score_kernel   a block takes 64 heads of a row and every n-th piece of its keys: S = Q K^T, weights
+ *                of the piece against its own maximum, as bf16 in the order in which the next product
+ *                takes them, into scratch.  Few rows: every piece has a block.
+ * value_kernel   a block takes 64 heads and 64 or 256 dims of a row and goes through its pieces in
+ *                order: O += P V.
+ * whole_kernel   both for one row in one block, nothing in scratch: where there are rows enough.
+ *
+ * Two warpgroups have half of a piece's keys each for S, and half of the dims for O.  Maxima are
+ * powers of two: of a piece 2^ceil(log2 e^s), of the pieces so far the largest of theirs.  So weights and sums
+ * change their scale without rounding, whoever does it: all three kernels give the same bits, and
+ * who takes what may depend on the batch.
+ *
+ * Order of a score: k16 steps of dims in order, in one sum.  Of an output: k16 steps of keys, pieces in
+ * order, in one sum.  Of a denominator: 8 keys of a thread, 4 threads as a tree, halves of a piece,
+ * pieces in order. */
+#include "kernels/gpu/keys.cuh"
+#include "kernels/sm90/mma.cuh"
+
+enum {
+    TILE = KEYS_PIECE,
+    DIM = 512,
+    HEADS = 64, /* of a block; absent ones are zeros */
+    THREADS = 2 * MMA_GROUP,
+    WAVES = THREADS / 32,
+    PARTS = DIM / 16, /* 16 values each: what a lane loads of a key */
+    SCOUTS = TILE,    /* threads that look for keys while the others load queries */
+    UNITS = TILE / WAVES,
+    BLOCK_BYTES = TILE * MMA_LINE, /* 64 rows of 64 values */
+    TILE_BYTES = DIM / MMA_BLOCK * BLOCK_BYTES,
+    STEPS = TILE / 16,
+    WINDOW = 1024,                  /* places of keys in shared memory at a time */
+    SCORE_FILL = MMA_SIZE(132, 12), /* blocks of score_kernel, one per processor */
+    SLICE_FILL = 2 * SCORE_FILL,    /* of value_kernel<1>, two */
+    WHOLE_FROM = MMA_SIZE(72, 16),  /* blocks of whole_kernel that keep a card busy */
+    OWN_FROM = MMA_SIZE(32, 8),     /* rows from which the step's own are packed as bf16 */
+    BLOCK_ROWS_MAX = KEYS_PIECE     /* of a draft block */
+};
+#define NO_KEY INT32_MIN
+/* Bytes of scratch held at once: bounds the rows of a launch. */
+#define ATTENTION_SCRATCH ((int64_t)64 << 20)
+
+/* Of a piece and 64 heads: the exponent of its maximum, sums of the weights of its halves. */
+struct piece_stat {
+    float top[HEADS], den[2][HEADS];
+};
+
+struct attention_sm90_job {
+    struct rows rows;
+    struct kv_layer l;
+    struct attention_args a; /* its rows and l are the host's: not to be followed */
+    /* by row of the launch, group of heads, piece */
+    struct gpu_words *weight; /* (STEPS, MMA_GROUP) A of the second product */
+    struct piece_stat *stat;
+    uint16_t *own;     /* NULL, or (rows of the step, DIM) kv as bf16 */
+    float scale;       /* of scores, log2 e in it */
+    int first, pieces; /* row of the step; pieces of a row, at most */
+    int groups, spread;
+};
+
+/* ---------------------------------------------------------------- keys */
+
+/* Where a block is: its row, and the pieces of the row. */
+struct place {
+    struct row_at at;
+    struct range r[2];
+    int t, row, group, n; /* row of the step, of the launch; heads; pieces */
+};
+
+/* Read by every lane of the waves that call. */
+GPU_FN void find_place(const struct attention_sm90_job *j, int block, struct place *w)
+{
+    const struct rows *r = &j->rows;
+    w->row = block / j->groups;
+    w->group = block % j->groups;
+    w->t = j->first + w->row;
+    int span = r->span[w->t];
+    w->at.slot = r->slot[w->t];
+    w->at.pos = r->pos[w->t];
+    w->at.first = r->span_first[span];
+    w->at.last = r->span_first[span + 1];
+    w->at.start = w->at.pos - (w->t - w->at.first);
+    keys_ranges(&j->a, j->l.ratio, &w->at, w->t, w->r);
+    w->n = range_pieces(&w->r[0]) + range_pieces(&w->r[1]);
+    ROWS_CHECK(w->n <= j->pieces);
+}
+
+GPU_FN int piece_keys(const struct place *w, int p)
+{
+    struct range of = keys_piece(w->r, p);
+    return of.hi - of.lo + 1;
+}
+
+/* Key i of piece p. */
+GPU_FN int32_t find_key(const struct attention_sm90_job *j, const struct place *w, int p, int i)
+{
+    if (p >= w->n)
+        return NO_KEY;
+    struct range of = keys_piece(w->r, p);
+    if (of.lo + i > of.hi)
+        return NO_KEY;
+    return (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, of.kind, of.lo + i);
+}
+
+/* Threads 0 .. 63 find the keys of piece p. */
+GPU_FN void find_keys(const struct attention_sm90_job *j, const struct place *w, int p, int32_t *at)
+{
+    if ((int)threadIdx.x < TILE)
+        at[threadIdx.x] = find_key(j, w, p, (int)threadIdx.x);
+}
+
+/* Values 16*part .. +15 of a key as they lie in memory.  Own rows that are floats: as 0 here. */
+GPU_FN struct rows_raw fetch(const struct attention_sm90_job *j, int32_t at, int part)
+{
+    bool mine = at < 0, fp8 = !mine && j->l.format == ROW_FP8;
+    bool codes = fp8 && part < ROWS_FP8_NOPE / 16;
+    struct rows_raw r = {};
+    r.scale = ROWS_PLAIN;
+    if (at == NO_KEY || (mine && !j->own))
+        return r;
+    ROWS_CHECK(at < j->l.n_rows);
+    if (codes) {
+        const uint8_t *p = j->l.nope + (int64_t)at * ROWS_FP8_BYTES;
+        r.a = gpu_load16(p + 16 * part);
+        r.scale = p[ROWS_FP8_NOPE + part / 4 * 2];
+        return r;
+    }
+    const uint8_t *p =
+        mine  ? (const uint8_t *)j->own + (int64_t)(-1 - at) * 2 * DIM + 32 * part
+        : fp8 ? j->l.rope + (int64_t)at * ROWS_ROPE_BYTES + 32 * part - 2 * ROWS_FP8_NOPE
+              : j->l.nope + (int64_t)at * 2 * DIM + 32 * part;
+    r.a = gpu_load16(p);
+    r.b = gpu_load16(p + 16);
+    return r;
+}
+
+GPU_FN void round_own(const float *x, struct gpu_words out[2])
+{
+    for (int i = 0; i < 4; i++) {
+        struct gpu_quad v = gpu_load4(x + 4 * i);
+        out[i / 2].w[i % 2 * 2] = mma_pair(v.v[0], v.v[1]);
+        out[i / 2].w[i % 2 * 2 + 1] = mma_pair(v.v[2], v.v[3]);
+    }
+}
+
+/* The same 16 values into row `key` of a block.  Lanes of odd blocks write their second chunk first, so that 8
+ * neighbours meet no bank twice. */
+GPU_FN void put(const struct attention_sm90_job *j, const struct rows_raw *r, int32_t at, int part,
+                uint8_t *block, int key, int swap)
+{
+    struct gpu_words out[2] = {r->a, r->b};
+    if (r->scale != ROWS_PLAIN)
+        mma_unpack(r->a, r->scale, out);
+    else if (at < 0 && at != NO_KEY && !j->own)
+        round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
+    int c = part % 4 * 2;
+    mma_store16(block + mma_place(key, c + swap), swap ? out[1] : out[0]);
+    mma_store16(block + mma_place(key, c + 1 - swap), swap ? out[0] : out[1]);
+}
+
+/* A wave loads whole keys: wave w has w, w+8, .. */
+GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
+                       struct rows_raw raw[UNITS])
+{
+    MMA_UNROLL
+    for (int u = 0; u < UNITS; u++)
+        raw[u] = fetch(j, at[gpu_wave() + u * WAVES], gpu_lane());
+}
+GPU_FN void put_tile(const struct attention_sm90_job *j, const int32_t *at,
+                     const struct rows_raw raw[UNITS], uint8_t *tile)
+{
+    int part = gpu_lane();
+    MMA_UNROLL
+    for (int u = 0; u < UNITS; u++) {
+        int key = gpu_wave() + u * WAVES;
+        put(j, &raw[u], at[key], part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
+    }
+}
+
+/* ---------------------------------------------------------------- queries */
+
+/* The waves that do not look for keys load the row's queries. */
+GPU_FN void load_queries(const struct attention_sm90_job *j, int64_t t, int group, uint8_t *q)
+{
+    enum { AT_ONCE = 8, OCTS = DIM / 8, LOADERS = THREADS - SCOUTS };
+    const float *x = j->a.q + (t * j->a.n_heads + group * HEADS) * DIM;
+    int heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
+    for (int first = (int)threadIdx.x - SCOUTS; first < HEADS * OCTS; first += AT_ONCE * LOADERS) {
+        struct gpu_quad v[2 * AT_ONCE];
+        MMA_UNROLL
+        for (int i = 0; i < AT_ONCE; i++) {
+            int u = first + i * LOADERS;
+            v[2 * i] = v[2 * i + 1] = {};
+            if (u < heads * OCTS) {
+                v[2 * i] = gpu_load4(x + 8 * u);
+                v[2 * i + 1] = gpu_load4(x + 8 * u + 4);
+            }
+        }
+        MMA_UNROLL
+        for (int i = 0; i < AT_ONCE; i++) {
+            int u = first + i * LOADERS, h = u / OCTS, c = u % OCTS;
+            struct gpu_words o;
+            MMA_UNROLL
+            for (int k = 0; k < 4; k++)
+                o.w[k] = mma_pair(v[2 * i + k / 2].v[k % 2 * 2], v[2 * i + k / 2].v[k % 2 * 2 + 1]);
+            if (u < HEADS * OCTS)
+                mma_store16(q + c / 8 * BLOCK_BYTES + mma_place(h, c % 8), o);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- scores and weights */
+
+GPU_FN int group_wave(void) /* of the warpgroup */
+{
+    return gpu_wave() % 4;
+}
+GPU_FN int my_half(void)
+{
+    return gpu_wave() / 4;
+}
+GPU_FN int my_head(void) /* and the one 8 further */
+{
+    return 16 * group_wave() + gpu_lane() / 4;
+}
+
+/* This warpgroup's 32 keys: under way. */
+GPU_FN void start_scores(const uint8_t *q, const uint8_t *tile, float (&s)[16])
+{
+    mma_tile a = mma_tile_of(q, BLOCK_BYTES);
+    mma_tile b = mma_tile_of(tile + my_half() * (BLOCK_BYTES / 2), BLOCK_BYTES);
+    MMA_UNROLL
+    for (int i = 0; i < 16; i++)
+        s[i] = 0;
+    wgmma_begin();
+    MMA_UNROLL
+    for (int k = 0; k < DIM / 16; k++) {
+        int at = k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP;
+        mma_ss(s, mma_ahead(a, at), mma_ahead(b, at));
+    }
+    wgmma_end();
+}
+
+/* Scores in units of log2, keys that are none at -inf; the largest of this half, for the other. */
+GPU_FN void find_tops(const struct attention_sm90_job *j, int keys, float (&s)[16],
+                      float top[2][HEADS])
+{
+    float most[2] = {-INFINITY, -INFINITY};
+    MMA_UNROLL
+    for (int i = 0; i < 16; i++) {
+        int key = 32 * my_half() + i / 4 * 8 + gpu_lane() % 4 * 2 + i % 2;
+        s[i] = key < keys ? s[i] * j->scale : -INFINITY;
+        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
+    }
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++) {
+        most[r] = wave_max(most[r], 4);
+        if (gpu_lane() % 4 == 0)
+            top[my_half()][my_head() + 8 * r] = most[r];
+    }
+}
+
+/* Weights of this half against the piece's power of two, as A of its two steps; their sums. */
+GPU_FN void find_weights(const float top[2][HEADS], const float (&s)[16], float most[2],
+                         float den[2], uint32_t a[2][4])
+{
+    float e[16];
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++) {
+        int h = my_head() + 8 * r;
+        most[r] = ceilf(fmaxf(fmaxf(top[0][h], top[1][h]), -0x1p30f));
+        den[r] = 0;
+    }
+    MMA_UNROLL
+    for (int i = 0; i < 16; i++) {
+        e[i] = exp2f(s[i] - most[i / 2 % 2]);
+        den[i / 2 % 2] += e[i];
+    }
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++)
+        den[r] = wave_sum(den[r], 4);
+    MMA_UNROLL
+    for (int i = 0; i < 8; i++)
+        a[i / 4][i % 4] = mma_pair(e[2 * i], e[2 * i + 1]);
+}
+
+/* ---------------------------------------------------------------- values */
+
+/* What a thread knows of its two heads: the exponent that its sums are relative to, the denominators. */
+struct weigher {
+    float top[2], den[2];
+};
+
+/* 2^k; k <= 0, or no number. */
+GPU_FN float power(float k)
+{
+    return gpu_float((uint32_t)((int)fmaxf(k, -127) + 127) << 23);
+}
+
+/* A piece comes in: factors for the sums so far, and for its weights. */
+GPU_FN void weigh(struct weigher *g, const float top[2], const float den[2], float shrink[2],
+                  uint32_t factor[2])
+{
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++) {
+        float most = fmaxf(g->top[r], top[r]), f = power(top[r] - most);
+        shrink[r] = power(g->top[r] - most); /* 0 at the first piece */
+        factor[r] = gpu_pair(f, f);
+        g->den[r] = fmaf(g->den[r], shrink[r], den[r] * f);
+        g->top[r] = most;
+    }
+}
+
+template <int N> GPU_FN void shrink_sums(float (&o)[N], const float shrink[2])
+{
+    if (shrink[0] == 1 && shrink[1] == 1)
+        return;
+    MMA_UNROLL
+    for (int i = 0; i < N; i++)
+        o[i] *= shrink[i / 2 % 2];
+}
+
+GPU_FN void scale_weights(uint32_t (&a)[STEPS][4], const uint32_t factor[2])
+{
+    MMA_UNROLL
+    for (int i = 0; i < 4 * STEPS; i++)
+        a[i / 4][i % 4] = mma_times(a[i / 4][i % 4], factor[i % 2]);
+}
+
+/* o += the piece's weights times its rows: under way.  block_bytes: between blocks of 64 dims. */
+template <int N>
+GPU_FN void start_values(const uint32_t (&a)[STEPS][4], const uint8_t *rows, int block_bytes,
+                         float (&o)[N])
+{
+    mma_tile b = mma_tile_of(rows, (uint32_t)block_bytes);
+    wgmma_begin();
+    MMA_UNROLL
+    for (int k = 0; k < STEPS; k++)
+        mma_rs<1>(o, a[k], mma_ahead(b, k * 16 * MMA_LINE));
+    wgmma_end();
+}
+
+/* Dims d, d+1 of a head: over the denominator, bf16, rotated back. */
+GPU_FN void store_pair(const struct attention_sm90_job *j, int64_t t, int head, int d, float a,
+                       float b, float total)
+{
+    int nope = DIM - j->a.rope_dim;
+    float *o = j->a.o + (t * j->a.n_heads + head) * DIM + d;
+    a = gpu_bf16(a / total);
+    b = gpu_bf16(b / total);
+    if (d >= nope) {
+        const float *cs = j->a.cs + t * j->a.rope_dim + d - nope;
+        float c = cs[0], s = cs[1], x = a, y = b;
+        a = gpu_bf16(x * c + y * s);
+        b = gpu_bf16(y * c - x * s);
+    }
+    struct rows_half h = {{gpu_bits(a), gpu_bits(b)}};
+    *(struct rows_half *)(void *)o = h;
+}
+
+template <int N>
+GPU_FN void store_output(const struct attention_sm90_job *j, const struct place *w,
+                         const struct weigher *g, int d0, const float (&o)[N])
+{
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++) {
+        int head = w->group * HEADS + my_head() + 8 * r;
+        if (head >= j->a.n_heads)
+            continue;
+        float den = g->den[r] + exp2f(j->a.sink[head] * 1.44269504f - g->top[r]);
+        MMA_UNROLL
+        for (int i = 0; i < N / 4; i++)
+            store_pair(j, w->t, head, d0 + 8 * i + gpu_lane() % 4 * 2, o[4 * i + 2 * r],
+                       o[4 * i + 2 * r + 1], den);
+    }
+}
+
+/* ---------------------------------------------------------------- score_kernel */
+
+struct score_shared {
+    struct place w;
+    int32_t at[2][TILE];
+    float top[2][2][HEADS]; /* by turn, half */
+};
+enum { SCORE_BYTES = 3 * TILE_BYTES + MMA_ALIGN + (int)sizeof(struct score_shared) };
+
+/* A turn of a block: scores of piece p, whose tile is there; meanwhile the tile of the next one is
+ * unpacked, and then the loads of the one after it go out. */
+struct turns {
+    uint8_t *q, *tile; /* two, one after another */
+    struct score_shared *s;
+    int step; /* between pieces of the block */
+};
+
+GPU_FN struct turns take_shared(uint8_t *bytes, int step)
+{
+    struct turns b;
+    b.q = mma_aligned(bytes);
+    b.tile = b.q + TILE_BYTES;
+    b.s = (struct score_shared *)(void *)(b.tile + 2 * TILE_BYTES);
+    b.step = step;
+    return b;
+}
+
+/* Where the block is, its queries, the tile of its first piece p, and the loads of the next one under
+ * way.  p may be beyond the row's pieces: then nothing else is there. */
+GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const struct turns *b, int p,
+                       struct rows_raw raw[UNITS])
+{
+    const struct place *w = &b->s->w;
+    if ((int)threadIdx.x < SCOUTS) {
+        struct place mine;
+        find_place(j, block, &mine);
+        find_keys(j, &mine, p, b->s->at[0]);
+        find_keys(j, &mine, p + b->step, b->s->at[1]);
+        if (threadIdx.x == 0)
+            b->s->w = mine;
+    } else
+        load_queries(j, j->first + block / j->groups, block % j->groups, b->q);
+    gpu_sync();
+    if (p >= w->n)
+        return;
+    fetch_tile(j, b->s->at[0], raw);
+    put_tile(j, b->s->at[0], raw, b->tile);
+    if (p + b->step < w->n)
+        fetch_tile(j, b->s->at[1], raw);
+    shared_to_wgmma();
+    gpu_sync();
+}
+
+/* Scores of piece p, turn i.  Ends behind a barrier, with the next tile in place. */
+GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
+                     const struct turns *b, int p, int i, struct rows_raw raw[UNITS],
+                     float (&s)[16])
+{
+    int next = p + b->step;
+    if (next < w->n) {
+        put_tile(j, b->s->at[(i + 1) % 2], raw, b->tile + (i + 1) % 2 * TILE_BYTES);
+        shared_to_wgmma();
+    }
+    find_keys(j, w, next + b->step, b->s->at[i % 2]);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    find_tops(j, piece_keys(w, p), s, b->s->top[i % 2]);
+    gpu_sync();
+    if (next + b->step < w->n)
+        fetch_tile(j, b->s->at[i % 2], raw);
+}
+
+GPU_FN void store_weights(const struct attention_sm90_job *j, const struct place *w, int p,
+                          const float most[2], const float den[2], const uint32_t a[2][4])
+{
+    int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
+    struct gpu_words *to = j->weight + piece * STEPS * MMA_GROUP + (int)threadIdx.x % MMA_GROUP;
+    struct piece_stat *stat = j->stat + piece;
+    for (int k = 0; k < 2; k++) {
+        struct gpu_words x = {{a[k][0], a[k][1], a[k][2], a[k][3]}};
+        to[(2 * my_half() + k) * MMA_GROUP] = x;
+    }
+    MMA_UNROLL
+    for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++) {
+        stat->top[my_head() + 8 * r] = most[r]; /* both halves the same */
+        stat->den[my_half()][my_head() + 8 * r] = den[r];
+    }
+}
+
+GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
+{
+    gpu_wait_before();
+    gpu_let_next(); /* behind the wait: value_kernel reads keys before its own */
+    GPU_DYNAMIC(uint8_t, bytes);
+    int p = (int)blockIdx.x % j.spread;
+    struct turns b = take_shared(bytes, j.spread);
+    struct rows_raw raw[UNITS];
+    const struct place *w = &b.s->w;
+    first_turn(&j, (int)blockIdx.x / j.spread, &b, p, raw);
+    for (int i = 0; p < w->n; p += j.spread, i++) {
+        float s[16], most[2], den[2];
+        uint32_t a[2][4];
+        start_scores(b.q, b.tile + i % 2 * TILE_BYTES, s);
+        one_turn(&j, w, &b, p, i, raw, s);
+        find_weights(b.s->top[i % 2], s, most, den, a);
+        store_weights(&j, w, p, most, den, a);
+    }
+}
+
+/* ---------------------------------------------------------------- value_kernel */
+
+/* Stages of 64*PIECES keys and 64*BLOCKS dims; BLOCKS 1: one warpgroup multiplies, both load. */
+template <int BLOCKS> struct value_shape {
+    enum {
+        PIECES = 4 / BLOCKS,
+        KEYS = PIECES * TILE,
+        LINE = BLOCKS * 4, /* lanes of a key */
+        LOADS = KEYS * LINE / THREADS,
+        ROWS = THREADS / LINE,
+        BYTES = KEYS * MMA_LINE, /* of a block of dims */
+        GROUPS = BLOCKS == 1 ? 1 : 2,
+        SUMS = 64 * BLOCKS / GROUPS / 2
+    };
+};
+
+struct value_shared {
+    struct place w;
+    int32_t at[WINDOW];
+};
+enum { VALUE_BYTES = 2 * 4 * BLOCK_BYTES + MMA_ALIGN + (int)sizeof(struct value_shared) };
+
+/* Places of the keys of pieces p .. of the row, as many as there is room for. */
+GPU_FN void find_window(const struct attention_sm90_job *j, int p, struct value_shared *s)
+{
+    gpu_sync();
+    MMA_UNROLL
+    for (int i = 0; i < WINDOW / THREADS; i++) {
+        int key = (int)threadIdx.x + i * THREADS;
+        s->at[key] = find_key(j, &s->w, p + key / TILE, key % TILE);
+    }
+    gpu_sync();
+}
+
+template <int BLOCKS>
+GPU_FN void fetch_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
+                        struct rows_raw *raw)
+{
+    using V = value_shape<BLOCKS>;
+    int part = slice * V::LINE + (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
+    MMA_UNROLL
+    for (int u = 0; u < V::LOADS; u++)
+        raw[u] = fetch(j, at[key + u * V::ROWS], part);
+}
+template <int BLOCKS>
+GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
+                      const struct rows_raw *raw, uint8_t *tile)
+{
+    using V = value_shape<BLOCKS>;
+    int mine = (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
+    MMA_UNROLL
+    for (int u = 0; u < V::LOADS; u++)
+        put(j, &raw[u], at[key + u * V::ROWS], slice * V::LINE + mine, tile + mine / 4 * V::BYTES,
+            key + u * V::ROWS, mine / 4 & 1);
+}
+
+/* Of a piece, what score_kernel left for this thread. */
+struct weighed {
+    struct gpu_words a[STEPS];
+    float top[2], den[2][2];
+};
+
+GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place *w, int p,
+                          struct weighed *x)
+{
+    int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
+    const struct gpu_words *from = j->weight + piece * STEPS * MMA_GROUP;
+    const struct piece_stat *stat = j->stat + piece;
+    if (p >= w->n)
+        return;
+    MMA_UNROLL
+    for (int k = 0; k < STEPS; k++)
+        x->a[k] = gpu_load16(from + k * MMA_GROUP + (int)threadIdx.x % MMA_GROUP);
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++) {
+        x->top[r] = stat->top[my_head() + 8 * r];
+        x->den[0][r] = stat->den[0][my_head() + 8 * r];
+        x->den[1][r] = stat->den[1][my_head() + 8 * r];
+    }
+}
+
+/* A piece of the stage's tile, when the sums of the one before are there. */
+template <int N>
+GPU_FN void add_piece(const struct weighed *x, const uint8_t *rows, int block_bytes,
+                      struct weigher *g, float (&o)[N])
+{
+    uint32_t a[STEPS][4], factor[2];
+    float den[2], shrink[2];
+    MMA_UNROLL
+    for (int i = 0; i < 4 * STEPS; i++)
+        a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++)
+        den[r] = x->den[0][r] + x->den[1][r];
+    weigh(g, x->top, den, shrink, factor);
+    scale_weights(a, factor);
+    shrink_sums(o, shrink);
+    start_values(a, rows, block_bytes, o);
+    wgmma_wait<0>();
+    wgmma_hold(o);
+}
+
+template <int BLOCKS>
+GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
+{
+    gpu_let_next();
+    using V = value_shape<BLOCKS>;
+    GPU_DYNAMIC(uint8_t, bytes);
+    uint8_t *tile = mma_aligned(bytes);
+    struct value_shared *s = (struct value_shared *)(void *)(tile + 8 * BLOCK_BYTES);
+    const struct place *w = &s->w;
+    int slices = DIM / 64 / BLOCKS, slice = (int)blockIdx.x % slices, half = my_half();
+    struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
+    float o[V::SUMS] = {};
+    struct rows_raw raw[V::LOADS];
+    struct weighed x[V::PIECES];
+    if (gpu_wave() == 0) {
+        struct place mine;
+        find_place(&j, (int)blockIdx.x / slices, &mine);
+        if (threadIdx.x == 0)
+            s->w = mine;
+    }
+    find_window(&j, 0, s);
+    fetch_stage<BLOCKS>(&j, s->at, slice, raw);
+    gpu_wait_before(); /* score_kernel waited for all that keys depend on, and then let this one start */
+    MMA_UNROLL
+    for (int i = 0; i < V::PIECES; i++)
+        fetch_weights(&j, w, i, &x[i]);
+    for (int p = 0; p < w->n; p += V::PIECES) {
+        uint8_t *now = tile + p / V::PIECES % 2 * 4 * BLOCK_BYTES;
+        int next = p + V::PIECES;
+        put_stage<BLOCKS>(&j, s->at + p * TILE % WINDOW, slice, raw, now);
+        shared_to_wgmma();
+        gpu_sync();
+        if (next < w->n) {
+            if (next * TILE % WINDOW == 0)
+                find_window(&j, next, s);
+            fetch_stage<BLOCKS>(&j, s->at + next * TILE % WINDOW, slice, raw);
+        }
+        MMA_UNROLL
+        for (int i = 0; i < V::PIECES; i++)
+            if (half < V::GROUPS && p + i < w->n) {
+                add_piece(&x[i], now + i * BLOCK_BYTES + half * 2 * V::BYTES, V::BYTES, &g, o);
+                fetch_weights(&j, w, next + i, &x[i]);
+            }
+    }
+    if (half < V::GROUPS)
+        store_output(&j, w, &g, slice * 64 * BLOCKS + half * 128, o);
+}
+
+/* ---------------------------------------------------------------- whole_kernel */
+
+struct whole_shared {
+    struct score_shared s;
+    float den[2][HEADS];
+    struct gpu_words weight[STEPS * MMA_GROUP];
+};
+enum { WHOLE_BYTES = 3 * TILE_BYTES + MMA_ALIGN + (int)sizeof(struct whole_shared) };
+
+/* Weights and sums of both halves to both warpgroups. */
+GPU_FN void share_weights(struct whole_shared *x, float den[2], const uint32_t mine[2][4],
+                          uint32_t (&a)[STEPS][4])
+{
+    int me = (int)threadIdx.x % MMA_GROUP;
+    for (int k = 0; k < 2; k++) {
+        struct gpu_words p = {{mine[k][0], mine[k][1], mine[k][2], mine[k][3]}};
+        x->weight[(2 * my_half() + k) * MMA_GROUP + me] = p;
+    }
+    MMA_UNROLL
+    for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++)
+        x->den[my_half()][my_head() + 8 * r] = den[r];
+    gpu_sync();
+    MMA_UNROLL
+    for (int k = 0; k < STEPS; k++) {
+        struct gpu_words p = x->weight[k * MMA_GROUP + me];
+        for (int i = 0; i < 4; i++)
+            a[k][i] = p.w[i];
+    }
+    MMA_UNROLL
+    for (int r = 0; r < 2; r++)
+        den[r] = x->den[0][my_head() + 8 * r] + x->den[1][my_head() + 8 * r];
+}
+
+GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
+{
+    gpu_start();
+    GPU_DYNAMIC(uint8_t, bytes);
+    struct turns b = take_shared(bytes, 1);
+    struct whole_shared *x = (struct whole_shared *)(void *)b.s;
+    struct rows_raw raw[UNITS];
+    const struct place *w = &b.s->w;
+    struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
+    float o[128] = {};
+    first_turn(&j, (int)blockIdx.x, &b, 0, raw);
+    for (int p = 0; p < w->n; p++) {
+        float s[16], most[2], den[2], shrink[2];
+        uint32_t mine[2][4], a[STEPS][4], factor[2];
+        start_scores(b.q, b.tile + p % 2 * TILE_BYTES, s);
+        one_turn(&j, w, &b, p, p, raw, s);
+        find_weights(b.s->top[p % 2], s, most, den, mine);
+        share_weights(x, den, mine, a);
+        weigh(&g, most, den, shrink, factor);
+        scale_weights(a, factor);
+        shrink_sums(o, shrink);
+        start_values(a, b.tile + p % 2 * TILE_BYTES + my_half() * 4 * BLOCK_BYTES, BLOCK_BYTES, o);
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        gpu_sync(); /* the tile is free */
+    }
+    store_output(&j, w, &g, my_half() * 256, o);
+}
+
+/* ---------------------------------------------------------------- launcher */
+
+GPU_KERNEL void pack_kernel(struct attention_sm90_job j)
+{
+    gpu_start();
+    int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 16;
+    struct gpu_words out[2];
+    if (at >= (int64_t)j.rows.n_rows * DIM)
+        return;
+    round_own(j.a.kv + at, out);
+    mma_store16((uint8_t *)(j.own + at), out[0]);
+    mma_store16((uint8_t *)(j.own + at + 8), out[1]);
+}
+
+/* Scratch of a row of a launch of score_kernel; of the step's own rows. */
+static int64_t row_bytes(int64_t pieces, int64_t groups)
+{
+    return pieces * groups * (STEPS * MMA_GROUP * 16 + (int64_t)sizeof(struct piece_stat));
+}
+static int64_t own_bytes(int64_t n_rows)
+{
+    return n_rows < OWN_FROM ? 0 : 2 * n_rows * DIM;
+}
+enum { ROUNDING = 3 * 256 };
+
+static bool fits(int head_dim)
+{
+    return head_dim == DIM;
+}
+
+size_t attention_sm90_scratch(const struct kernel_limits *l)
+{
+    if (!fits(l->head_dim))
+        return gpu_attention_scratch(l);
+    int64_t groups = div_up(l->n_heads, HEADS), row = row_bytes(keys_limit_pieces(l), groups);
+    int64_t rows = FST_MAX(1, FST_MIN(l->n_rows, ATTENTION_SCRATCH / row));
+    return (size_t)(rows * row + own_bytes(l->n_rows) + ROUNDING);
+}
+
+static void check(const struct attention_args *a)
+{
+    FST_ASSERT(a->l->format == ROW_BF16 || a->l->format == ROW_FP8);
+    FST_ASSERT(a->l->format == ROW_BF16 || DIM - a->rope_dim == ROWS_FP8_NOPE);
+    FST_ASSERT(a->l->n_rows < INT32_MAX);
+    FST_ASSERT(a->rope_dim % 2 == 0);
+    FST_ASSERT(a->window > 0);
+    FST_ASSERT(a->l->ratio == 0 || a->l->ratio == 4 || a->l->ratio == 128);
+    if (a->mode == ATTN_BLOCK) {
+        FST_ASSERT(a->l->ratio == 0);
+        FST_ASSERT(a->rows->n_rows <= (int64_t)a->rows->n_spans * BLOCK_ROWS_MAX);
+    }
+}
+
+/* Rows of a launch: few, score_kernel and value_kernel through scratch. */
+static void launch_split(struct attention_sm90_job *j, struct gpu_cut *cut, struct stream *s)
+{
+    int64_t n = j->rows.n_rows, row = row_bytes(j->pieces, j->groups);
+    int64_t rows = FST_MIN(n, ((int64_t)cut->left - ROUNDING) / row);
+    FST_ASSERT(rows > 0);
+    int64_t pieces = rows * j->pieces;
+    j->weight = gpu_take<struct gpu_words>(cut, pieces * j->groups * STEPS * MMA_GROUP);
+    j->stat = gpu_take<struct piece_stat>(cut, pieces * j->groups);
+    for (j->first = 0; j->first < n; j->first += (int)rows) {
+        int64_t blocks = FST_MIN(rows, n - j->first) * j->groups;
+        j->spread = (int)FST_MAX(1, FST_MIN(j->pieces, SCORE_FILL / blocks));
+        gpu_launch_early(score_kernel, blocks * j->spread, THREADS, SCORE_BYTES, s, *j);
+        if (blocks * 8 <= SLICE_FILL)
+            gpu_launch_early(value_kernel<1>, blocks * 8, THREADS, VALUE_BYTES, s, *j);
+        else
+            gpu_launch_early(value_kernel<4>, blocks * 2, THREADS, VALUE_BYTES, s, *j);
+    }
+}
+
+SM90_ENTRY(attention)
+{
+    if (!fits(a->head_dim))
+        return GPU_NAME(attention)(a, s);
+    int64_t n = a->rows->n_rows;
+    struct gpu_cut cut = gpu_scratch(s);
+    struct attention_sm90_job j = {};
+    check(a);
+    if (n == 0)
+        return FST_OK;
+    j.rows = *a->rows;
+    j.l = *a->l;
+    j.a = *a;
+    j.scale = a->scale * 1.44269504f;
+    j.groups = (int)div_up(a->n_heads, HEADS);
+    j.pieces = (int)keys_most_pieces(a);
+    if (n >= OWN_FROM) {
+        j.own = gpu_take<uint16_t>(&cut, n * DIM);
+        gpu_launch_early(pack_kernel, div_up(n * DIM, 16 * THREADS), THREADS, 0, s, j);
+    }
+    if (n * j.groups >= WHOLE_FROM)
+        gpu_launch_early(whole_kernel, n * j.groups, THREADS, WHOLE_BYTES, s, j);
+    else
+        launch_split(&j, &cut, s);
+    return gpu_done("attention");
+}

@@ -1,0 +1,259 @@
+/* mma.cuh - matrix instructions of Hopper for the kernels of this folder, and their emulation.
+ *
+ * A warpgroup is 128 threads (4 waves).  mma_ss and mma_rs add a product of bf16 operands to 64 rows
+ * and N columns of fp32 sums: d += A B^T over 16 values of k.  Wave w of the group has rows 16w ..
+ * 16w+15; a thread of it (lane l) has of every 8 columns: d[4j], d[4j+1] row l/4, columns 8j + 2(l%4)
+ * and the next; d[4j+2], d[4j+3] the same of row l/4 + 8.  A in registers: a[0] row l/4, k = 2(l%4)
+ * and the next; a[1] row l/4 + 8; a[2], a[3] the same at k + 8.  So the sums of columns 16s .. 16s+15
+ * packed in pairs are the A of step s of the next product.
+ *
+ * Tiles lie in shared memory as blocks of rows of 128 bytes (64 values), aligned to 1024 bytes, with the 16-byte
+ * chunk c of row r at place c ^ r%8 (the "128-byte swizzle").  The same tile is B of S = Q K^T (rows are
+ * columns of the product, k along a row) and of O = P V (k down the rows, columns along a row).
+ *
+ * The sums of a column do not depend on N nor on the other columns: who multiplies what may change with
+ * the batch, no bit does.  The emulation adds in another order than a card.  It multiplies when the
+ * instruction is issued: what a card does meanwhile (and who may write the tile) it does not check. */
+#ifndef FST_KERNELS_SM90_MMA_CUH
+#define FST_KERNELS_SM90_MMA_CUH
+
+#include "kernels/gpu/rows.cuh"
+#if defined(__CUDACC__)
+#include "kernels/sm90/wgmma.cuh"
+#endif
+
+enum {
+    MMA_GROUP = 128,  /* threads of a warpgroup */
+    MMA_BLOCK = 64,   /* values of a row of a block */
+    MMA_LINE = 128,   /* bytes of it */
+    MMA_ALIGN = 1024, /* of a block, 8 rows */
+    MMA_STEP = 32     /* bytes of a line for 16 values */
+};
+
+#define SM90_ENTRY(entry)                                                                          \
+    extern "C" enum fst_status entry##_sm90(const struct entry##_args *a, struct stream *s)
+extern "C" {
+size_t attention_sm90_scratch(const struct kernel_limits *l);
+size_t index_sm90_scratch(const struct kernel_limits *l);
+enum fst_status attention_sm90(const struct attention_args *a, struct stream *s);
+enum fst_status index_topk_sm90(const struct index_topk_args *a, struct stream *s);
+}
+
+/* Place of the 16-byte chunk c of row r of a block. */
+GPU_FN int mma_place(int r, int c)
+{
+    return r * MMA_LINE + ((c ^ (r & 7)) << 4);
+}
+
+GPU_FN uint8_t *mma_aligned(void *p)
+{
+    return (uint8_t *)(((uintptr_t)p + MMA_ALIGN - 1) / MMA_ALIGN * MMA_ALIGN);
+}
+
+GPU_FN void mma_store16(uint8_t *p, struct gpu_words w)
+{
+    *(struct gpu_words *)(void *)p = w;
+}
+
+#if defined(__CUDACC__)
+#define MMA_UNROLL                  _Pragma("unroll")
+#define MMA_APART                   static __device__ __noinline__ /* the rare case: costs no registers elsewhere */
+#define MMA_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#define MMA_SIZE(card, emulated)    (card) /* what takes thousands of blocks to reach: less in tests */
+
+/* A tile as the instructions take it: its place in shared memory and two strides. */
+typedef uint64_t mma_tile;
+GPU_FN mma_tile mma_tile_of(const void *p, uint32_t block_bytes)
+{
+    uint64_t at = (uint32_t)__cvta_generic_to_shared(p);
+    return at >> 4 | (uint64_t)(block_bytes >> 4) << 16 | (uint64_t)(MMA_ALIGN >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
+{
+    return t + (uint64_t)(uint32_t)(bytes >> 4);
+}
+
+#define MMA_D4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define MMA_D16(d, i) MMA_D4(d, i), MMA_D4(d, i + 4), MMA_D4(d, i + 8), MMA_D4(d, i + 12)
+#define MMA_D32(d, i) MMA_D16(d, i), MMA_D16(d, i + 16)
+#define MMA_D64(d, i) MMA_D32(d, i), MMA_D32(d, i + 32)
+#define MMA_N16       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define MMA_N32                                                                                    \
+    MMA_N16 ", "                                                                                   \
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MMA_N64                                                                                    \
+    MMA_N32 ", "                                                                                   \
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "     \
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MMA_N128                                                                                   \
+    MMA_N64 ", "                                                                                   \
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "     \
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "     \
+            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "     \
+            "%110, %111, "                                                                         \
+            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+            "%126, %127"
+
+/* S = Q K^T: 32 columns, k along the rows of both tiles. */
+GPU_FN void mma_ss(float (&d)[16], mma_tile a, mma_tile b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" MMA_N16
+                 "}, %16, %17, 1, 1, 1, 0, 0;"
+                 : MMA_D16(d, 0)
+                 : "l"(a), "l"(b));
+}
+/* A in registers; DOWN: k runs down the rows of b, columns along them. */
+template <int DOWN> GPU_FN void mma_rs(float (&d)[32], const uint32_t (&a)[4], mma_tile b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MMA_N32
+                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+                 : MMA_D32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
+}
+template <int DOWN> GPU_FN void mma_rs(float (&d)[64], const uint32_t (&a)[4], mma_tile b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MMA_N64
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                 : MMA_D64(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
+}
+template <int DOWN> GPU_FN void mma_rs(float (&d)[128], const uint32_t (&a)[4], mma_tile b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" MMA_N128
+                 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, %133;"
+                 : MMA_D64(d, 0), MMA_D64(d, 64)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
+}
+
+/* Two bf16 times a power of two. */
+GPU_FN uint32_t mma_times(uint32_t pair, uint32_t both)
+{
+    uint32_t x;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(x) : "r"(pair), "r"(both));
+    return x;
+}
+/* Two floats, rounded. */
+GPU_FN uint32_t mma_pair(float low, float high)
+{
+    uint32_t x;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+    return x;
+}
+/* Bytes of {u, v}, u first, that the digits of `select` name. */
+GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t v, uint32_t select)
+{
+    return __byte_perm(u, v, select);
+}
+
+#else
+#define MMA_UNROLL
+#define MMA_APART static
+#define MMA_BOUNDS(threads, blocks)
+#define MMA_SIZE(card, emulated) (emulated)
+
+struct mma_tile {
+    const uint8_t *p;
+    uint32_t block_bytes;
+};
+GPU_FN mma_tile mma_tile_of(const void *p, uint32_t block_bytes)
+{
+    struct mma_tile t = {(const uint8_t *)p, block_bytes};
+    return t;
+}
+GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
+{
+    t.p += bytes;
+    return t;
+}
+/* As in wgmma.cuh. */
+GPU_FN void shared_to_wgmma(void) {}
+GPU_FN void wgmma_begin(void) {}
+GPU_FN void wgmma_end(void) {}
+template <int LEFT> GPU_FN void wgmma_wait(void) {}
+template <int N> GPU_FN void wgmma_hold(float (&)[N]) {}
+
+/* Value k of column n: address bits 4..6 are crossed with bits 7..9. */
+GPU_FN float mma_value(struct mma_tile t, bool down, int n, int k)
+{
+    uintptr_t at = (uintptr_t)t.p;
+    at += down ? (uintptr_t)(n / 64) * t.block_bytes + (uintptr_t)(n % 64 * 2 + k * MMA_LINE)
+               : (uintptr_t)(n * MMA_LINE + k * 2);
+    at ^= (at >> 7 & 7) << 4;
+    uint16_t bits;
+    memcpy(&bits, (const void *)at, 2);
+    return gpu_from_bf16(bits);
+}
+/* d += rows x0 and x1 (16 values) times the columns of b. */
+GPU_FN void mma_add(float *d, int columns, const float *x0, const float *x1, struct mma_tile b,
+                    bool down)
+{
+    for (int j = 0; j < columns / 8; j++)
+        for (int i = 0; i < 2; i++)
+            for (int k = 0; k < 16; k++) {
+                float y = mma_value(b, down, 8 * j + gpu_lane() % 4 * 2 + i, k);
+                d[4 * j + i] = fmaf(x0[k], y, d[4 * j + i]);
+                d[4 * j + 2 + i] = fmaf(x1[k], y, d[4 * j + 2 + i]);
+            }
+}
+GPU_FN void mma_ss(float (&d)[16], struct mma_tile a, struct mma_tile b)
+{
+    float x[2][16];
+    int row = gpu_wave() % 4 * 16 + gpu_lane() / 4;
+    for (int i = 0; i < 32; i++)
+        x[i / 16][i % 16] = mma_value(a, false, row + i / 16 * 8, i % 16);
+    mma_add(d, 32, x[0], x[1], b, false);
+}
+template <int DOWN, int N> GPU_FN void mma_rs(float (&d)[N], const uint32_t (&a)[4], mma_tile b)
+{
+    float x[2][16];
+    for (int i = 0; i < 16; i++) { /* register i/4 of lane i%4 of the four that have the rows */
+        uint32_t pair = gpu_shfl(a[i / 4], gpu_lane() / 4 * 4 + i % 4);
+        int k = i / 8 * 8 + i % 4 * 2;
+        x[i / 4 % 2][k] = gpu_low(pair);
+        x[i / 4 % 2][k + 1] = gpu_high(pair);
+    }
+    mma_add(d, 2 * N, x[0], x[1], b, DOWN);
+}
+GPU_FN uint32_t mma_pair(float low, float high)
+{
+    return gpu_pair(gpu_bf16(low), gpu_bf16(high));
+}
+GPU_FN uint32_t mma_times(uint32_t pair, uint32_t both)
+{
+    return mma_pair(gpu_low(pair) * gpu_low(both), gpu_high(pair) * gpu_high(both));
+}
+GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t v, uint32_t select)
+{
+    uint64_t both = (uint64_t)v << 32 | u;
+    uint32_t x = 0;
+    for (int i = 0; i < 4; i++)
+        x |= (uint32_t)(both >> (8 * (select >> (4 * i) & 7)) & 255) << (8 * i);
+    return x;
+}
+#endif
+
+/* Two E4M3 codes in the high bytes of the halves, times 2^(code - 127): moved into bf16 they are 2^-120
+ * of their value, subnormals too.  Two steps, so that no power leaves the range: up to 2^71. */
+GPU_FN uint32_t mma_codes(uint32_t halves, uint32_t scale)
+{
+    uint32_t x = (halves & 0x80008000u) | (halves >> 4 & 0x07f007f0u);
+    return mma_times(mma_times(x, 0x5f805f80u), scale); /* 2^64 */
+}
+/* The second factor: 2^(code - 127 + 56) twice. */
+GPU_FN uint32_t mma_code_scale(uint32_t code)
+{
+    return FST_MIN(code + 56, 254u) * 0x00800080u;
+}
+/* 16 E4M3 codes as two chunks. */
+GPU_FN void mma_unpack(const struct gpu_words &c, uint32_t code, struct gpu_words out[2])
+{
+    uint32_t scale = mma_code_scale(code);
+    MMA_UNROLL
+    for (int i = 0; i < 4; i++) {
+        out[i / 2].w[i % 2 * 2] = mma_codes(mma_bytes(c.w[i], 0, 0x1404), scale);
+        out[i / 2].w[i % 2 * 2 + 1] = mma_codes(mma_bytes(c.w[i], 0, 0x3424), scale);
+    }
+}
+
+#endif
