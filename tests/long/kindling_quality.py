@@ -173,8 +173,9 @@ def accept_rows(name, items, spent, bound):
     """Accept length, and of all verifications the share that accepted at least k + 1 drafts."""
     steps, counts = spent["spec_verify_steps"], spent["by_position"]
     length = (spent["spec_accepted"] + steps) / steps if steps else 0.0
+    # A draft stands only if those before it do; over few verifications two positions may well be equal.
     falls = len(counts) > 1 and counts[0] > 0 and sum(counts) == spent["spec_accepted"] and all(
-        a > b or a == b == 0 for a, b in zip(counts, counts[1:]))
+        a > b or a == b and (steps < 200 or a == 0) for a, b in zip(counts, counts[1:]))
     return [{"name": "accept_length/" + name, "items": items, "verify_steps": steps,
              "value": round(length, 4), "bound": bound, "passed": bound is None or length >= bound},
             {"name": "accepted_by_position/" + name, "items": items, "verify_steps": steps,

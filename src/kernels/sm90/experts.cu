@@ -78,7 +78,8 @@ GPU_FN void hidden(const struct expert_job &j, const struct expert_mats &m,
                    const struct visit_tile &v, int o, uint8_t *shared, int *row, int *visit)
 {
     float acc[N / 2];
-    struct stream_tile t = expert_input((const uint8_t *)j.in.grid, j.n_rows, j.dim, v.n);
+    const uint8_t *x = F == FORM_FP4 ? j.x_fp4 : (const uint8_t *)j.in.grid;
+    struct stream_tile t = expert_input(x, j.n_rows, j.dim, v.n);
     int routed = routed_visits(j);
     expert_half(&t, 0, m.w1, o, j.moe_dim - o - 1);
     expert_half(&t, 1, m.w3, o, j.moe_dim - o - 1);
@@ -122,7 +123,10 @@ GPU_KERNEL void grid_kernel(const __grid_constant__ struct expert_job j)
     const uint16_t *h = j.h + (int64_t)v * j.moe_dim + b * LIN_BLOCK + 4 * gpu_lane();
     uint2 p = *(const uint2 *)(const void *)h;
     struct gpu_quad x = {{gpu_low(p.x), gpu_high(p.x), gpu_low(p.y), gpu_high(p.y)}};
-    operand_codes(j.h_codes, all_visits(j), j.moe_dim, v, b, x);
+    if (v < routed_visits(j))
+        operand_codes<true>(j.h_codes, all_visits(j), j.moe_dim, v, b, x);
+    else
+        operand_codes<false>(j.h_codes, all_visits(j), j.moe_dim, v, b, x);
 }
 
 /* ---------------------------------------------------------------- down */
@@ -226,8 +230,8 @@ GPU_FN struct stream_tile walk_tile(const struct expert_job &j, const struct wal
     int width = DOWN ? j.moe_dim : j.dim, out = walk_item(w, i) % w.outs;
     int o = out * (DOWN ? (int)STREAM_ROWS : (int)GATES), left = (DOWN ? j.dim : j.moe_dim) - o - 1;
     int second = DOWN && left >= 8 ? 8 : 0;
-    struct stream_tile t = expert_input(DOWN ? j.h_codes : (const uint8_t *)j.in.grid,
-                                        DOWN ? all_visits(j) : j.n_rows, width, v.n);
+    struct stream_tile t =
+        expert_input(DOWN ? j.h_codes : j.x_fp4, DOWN ? all_visits(j) : j.n_rows, width, v.n);
     t.pitch = width / 2;
     t.s_pitch = width / 32;
     t.w[0] = v.w[DOWN ? 2 : 0] + o * t.pitch;
@@ -288,20 +292,18 @@ GPU_FN void walk_routed(const struct expert_job &j, int worker, int workers, uin
 {
     constexpr int slots = stream_ring<VISITS>::slots;
     uint8_t *base = shared + (-shared_at(shared) & 1023);
-    const uint8_t *table = base + stream_ring<VISITS>::table;
     uint32_t ring = shared_at(base);
     int outs = outputs(j, DOWN);
     int all = *j.n_tiles * outs, blocks = (DOWN ? j.moe_dim : j.dim) / LIN_BLOCK;
     int segment = blocks / KERN_SEGMENTS, in_segment = 0, done = 0;
     struct walk w = {worker, workers, (all - worker + workers - 1) / workers, outs};
     struct walk_feed f;
-    float acc[VISITS / 2] = {}, pending[3][VISITS / 2], scale[2];
+    float acc[VISITS / 2] = {}, pending[3][VISITS / 2];
     static_assert(slots <= 5, "a tile's words are there when its first stage is");
     if (worker >= all)
         return;
     walk_ask(j, w, tiles, 0);
     copies_end();
-    e4m3_table(base + stream_ring<VISITS>::table);
     copies_wait<0>();
     group_sync();
     f.item = f.stage = 0;
@@ -323,7 +325,7 @@ GPU_FN void walk_routed(const struct expert_job &j, int worker, int workers, uin
         for (int b = 0; b < 2; b++, block++) {
             if (block >= blocks)
                 break;
-            stream_block<FORM_FP4, VISITS>(acc, slot, scales, table, scale, b);
+            stream_fp4<VISITS>(acc, slot, scales, b);
             if (DOWN && ++in_segment == segment) {
                 stream_segment<VISITS>(acc, pending, done++);
                 in_segment = 0;
@@ -424,6 +426,7 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
     j.experts = a->experts;
     j.in.x = a->x + t0 * dim;
     j.in.grid = gpu_take<uint16_t>(&c, n * dim);
+    j.x_fp4 = (uint8_t *)gpu_take<uint16_t>(&c, n * dim);
     j.expert = a->expert + t0 * a->k;
     j.weight = a->weight + t0 * a->k;
     j.tile = gpu_take<struct visit_tile>(&c, visits);
@@ -470,7 +473,7 @@ bool sm90_experts(const struct experts_args *a)
 size_t lin_experts_scratch(const struct kernel_limits *l)
 {
     int64_t n = FST_MIN(l->n_rows, EXPERT_ROWS), visits = n * (l->k + 1);
-    return gpu_piece(n * l->dim, 2) + gpu_piece(visits, sizeof(struct visit_tile)) +
+    return 2 * gpu_piece(n * l->dim, 2) + gpu_piece(visits, sizeof(struct visit_tile)) +
            gpu_piece(1, 4) + gpu_piece(visits, 4) + 2 * gpu_piece(visits * l->moe_dim, 2) +
            gpu_piece(visits * l->dim, 4);
 }

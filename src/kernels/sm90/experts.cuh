@@ -22,7 +22,8 @@ struct alignas(16) visit_tile {
 struct expert_job {
     struct expert_mats shared;
     const struct expert_mats *experts;
-    struct lin_input in;
+    struct lin_input in; /* operand of the shared expert */
+    uint8_t *x_fp4;      /* of the routed ones */
     const int32_t *expert;
     const float *weight;
     struct visit_tile *tile; /* routed ones */

@@ -35,7 +35,7 @@ GPU_KERNEL void prepare_kernel(struct lin_input in)
     if (in.raw)
         operand_bf16(in.raw + (int64_t)row * in.n_in, b, v);
     if (in.grid)
-        operand_codes((uint8_t *)in.grid, in.n_rows, in.n_in, row, b, v);
+        operand_codes<false>((uint8_t *)in.grid, in.n_rows, in.n_in, row, b, v);
 }
 
 void lin_prepare(struct stream *s, const struct lin_input *in)

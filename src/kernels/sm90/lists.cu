@@ -118,14 +118,16 @@ GPU_FN void list_few(const struct expert_job &j, int *expert, int *tile_of)
         *j.n_tiles = __popc(firsts[0]) + __popc(firsts[1]);
 }
 
-/* Blocks after the first: x as operand. */
+/* Blocks after the first: x as operand of both kinds of weights. */
 GPU_FN void operand_of_x(const struct expert_job &j)
 {
     int blocks = j.dim / LIN_BLOCK, unit = ((int)blockIdx.x - 1) * gpu_waves() + gpu_wave();
     int row = unit / blocks, b = unit % blocks;
-    if (row < j.n_rows)
-        operand_codes((uint8_t *)j.in.grid, j.n_rows, j.dim, row, b,
-                      gpu_load4(j.in.x + (int64_t)row * j.dim + b * LIN_BLOCK + 4 * gpu_lane()));
+    if (row >= j.n_rows)
+        return;
+    struct gpu_quad v = gpu_load4(j.in.x + (int64_t)row * j.dim + b * LIN_BLOCK + 4 * gpu_lane());
+    operand_codes<false>((uint8_t *)j.in.grid, j.n_rows, j.dim, row, b, v);
+    operand_codes<true>(j.x_fp4, j.n_rows, j.dim, row, b, v);
 }
 
 GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)

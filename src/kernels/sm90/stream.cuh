@@ -7,14 +7,17 @@
  * Which of a step's values stands where does not matter as long as both sides agree, so a thread
  * takes 16 or 32 bytes in a row of the stored weights, and inputs are laid out to match, once, by the
  * kernel that quantises them (operand.cuh):
- *   codes  within 128 values, value 32q + 8j + i goes to step j, byte 4q + i (i < 4) or 16 + 4q + i - 4
- *   bf16   within  64 values, value 16q + 4j + i goes to step j, byte 4q + 2i (i < 2) or 16 + 4q + 2i - 4
+ *   for FP4   within 128 values, 32j + 8q + 2i goes to step j, byte 4q + i, the next one to byte 16 + 4q + i
+ *   for FP8   within 128 values, 32q + 8j + i goes to step j, byte 4q + i (i < 4) or 16 + 4q + i - 4
+ *   bf16      within  64 values, 16q + 4j + i goes to step j, byte 4q + 2i (i < 2) or 16 + 4q + 2i - 4
  * q is the thread's place in its quad (wgmma.cuh).
  *
- * Order of a sum, by the matrix alone: 128 values (BF16: all) in the matrix unit; those sums, scaled,
- * ascending in fp32.  FP4: a row's 128 values share the largest of their four block scales, the codes
- * of the others become E4M3 values that many powers of two smaller: exact to 14, rounded below (2^-15
- * of the largest weight that the scale allows). */
+ * Order of a sum, by the matrix alone: 32 values (FP4), 128 (FP8) or all (BF16) in the matrix unit; those
+ * of FP4, each times its scale, ascending to a sum of 128; sums of 128, scaled, ascending in fp32.
+ *
+ * An E2M1 code moved into E4M3 is 2^-6 of its value, zero and subnormal too, in five integer
+ * instructions for eight codes; a table with the scale folded in took nine, and their unit, not the
+ * memory, set the pace (experts of 6 rows: 2.7 TB/s).  The scale comes after the product instead. */
 #ifndef FST_KERNELS_SM90_STREAM_CUH
 #define FST_KERNELS_SM90_STREAM_CUH
 
@@ -79,7 +82,7 @@ struct stream_tile {
 #ifndef STREAM_SLOTS
 #define STREAM_SLOTS 5
 #endif
-/* The ring, then scales slot by slot, then e4m3_table.  Four rings fill a processor. */
+/* The ring, then scales slot by slot.  Four rings fill a processor. */
 template <int N> struct stream_ring {
     static constexpr int weights = STREAM_ROWS * STREAM_LINE;
     static constexpr int slot = weights + 2 * N * STREAM_LINE; /* a multiple of 1024 */
@@ -87,27 +90,25 @@ template <int N> struct stream_ring {
     static constexpr int w_scales = STREAM_ROWS * 8;
     static constexpr int scales = w_scales + 2 * N * 4; /* of a slot */
     static constexpr int all_scales = slots * slot;
-    static constexpr int table = all_scales + slots * scales;
-    static constexpr size_t bytes = 1024 + (size_t)table + 32 * 8;
+    static constexpr size_t bytes = 1024 + (size_t)all_scales + (size_t)slots * scales;
 };
 
 /* ---------------------------------------------------------------- codes */
 
-/* Entry d: the E4M3 codes of the eight magnitudes of E2M1 times 2^(6-d). */
-GPU_FN void e4m3_table(uint8_t *table)
+/* Codes 0, 2, 4, 6 and 1, 3, 5, 7 of a word as E4M3, over FP4_GAIN. */
+#define FP4_GAIN 64.0f
+GPU_FN void fp4_to_fp8(uint32_t *even, uint32_t *odd, uint32_t w)
 {
-#pragma unroll
-    for (int i = group_thread(); i < 32 * 8; i += STREAM_THREADS)
-        table[i] = (uint8_t)gpu_e4m3_encode(gpu_e2m1((uint32_t)i % 8) *
-                                            gpu_e8m0((uint32_t)(127 + 6 - i / 8)));
+    *even = (w << 2 & 0x1c1c1c1cu) | (w << 4 & 0x80808080u);
+    *odd = (w >> 2 & 0x1c1c1c1cu) | (w & 0x80808080u);
 }
-
-/* Codes 0..3 and 4..7 of a word as E4M3, by the entry of the table. */
-GPU_FN void fp4_to_fp8(uint32_t *low, uint32_t *high, uint32_t w, uint2 entry)
+/* The four E8M0 scales in a word as floats; code 0 as 0. */
+GPU_FN void scales_of(float (&f)[4], uint32_t s)
 {
-    uint32_t m = w & 0x77777777u, up = w << 4;
-    *low = __byte_perm(entry.x, entry.y, m) | (__byte_perm(w, up, 0x1504) & 0x80808080u);
-    *high = __byte_perm(entry.x, entry.y, m >> 16) | (__byte_perm(w, up, 0x3726) & 0x80808080u);
+    f[0] = gpu_float((s & 0xffu) << 23);
+    f[1] = gpu_float((s & 0xff00u) << 15);
+    f[2] = gpu_float((s & 0xff0000u) << 7);
+    f[3] = gpu_float((s & 0xff000000u) >> 1);
 }
 
 /* Four E4M3 codes as two pairs of bf16, exact. */
@@ -125,10 +126,11 @@ GPU_FN void fp8_to_bf16(uint32_t *low, uint32_t *high, uint32_t w)
 
 /* ---------------------------------------------------------------- copies of a stage */
 
-/* Odd rows keep their 16-byte pieces at other places, so that two rows are read without conflict. */
+/* Each of eight rows keeps its 16-byte pieces at other places, so that neither the same piece of eight
+ * rows nor four of two rows meet in a bank. */
 GPU_FN int weight_piece(int row, int piece)
 {
-    return row * STREAM_LINE + ((piece ^ (row & 1 ? 5 : 0)) << 4);
+    return row * STREAM_LINE + ((piece ^ (row & 6) ^ (row & 1 ? 5 : 0)) << 4);
 }
 
 /* What this thread copies: where from, next stage. */
@@ -136,8 +138,9 @@ template <int F, int N> struct stream_feed {
     static constexpr int pieces = (N * form_of<F>::lines + 15) / 16; /* of the inputs, per stage */
     const uint8_t *w[4], *s, *x[pieces];
     const float *xs;
-    uint32_t w_at, x_at; /* in the slot; x's further pieces lie 16 rows on */
-    int left;            /* bytes of a weight row of the slice */
+    uint32_t w_at,
+        x_at; /* in the slot; x's further pieces lie 16 rows on, weights' 4: see copy_weights */
+    int left; /* bytes of a weight row of the slice */
 };
 
 template <int F, int N>
@@ -149,7 +152,7 @@ GPU_FN void feed_weights(struct stream_feed<F, N> &f, const struct stream_tile &
         int row = min(warp * t.step + (4 * k + lane / 8) % 8, t.last[k / 2]);
         f.w[k] = t.w[k / 2] + row * t.pitch + 16 * piece;
     }
-    f.w_at = (uint32_t)weight_piece(16 * warp + lane / 8, piece); /* 4 rows on: the same parity */
+    f.w_at = (uint32_t)weight_piece(16 * warp + lane / 8, piece);
     f.left = (int)((int64_t)t.values * STREAM_LINE / form_of<F>::values);
     if (F == FORM_FP4) {
         bool second = lane >= 8; /* an index into t would put t into memory */
@@ -185,7 +188,7 @@ template <int F, int N> GPU_FN void copy_weights(struct stream_feed<F, N> &f, ui
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         if (16 * (lane % 8) < f.left)
-            copy16(slot + f.w_at + (uint32_t)(4 * k * STREAM_LINE), f.w[k]);
+            copy16(slot + (f.w_at ^ (k & 1 ? 64 : 0)) + (uint32_t)(4 * k * STREAM_LINE), f.w[k]);
         f.w[k] += STREAM_LINE;
     }
     if (F == FORM_FP4) {
@@ -255,29 +258,6 @@ GPU_FN uint4 weight_words(const uint8_t *slot, int half, int piece)
                                           half * 8 * STREAM_LINE);
 }
 
-/* Operands of four steps from block `block` of an FP4 stage, and what its sums are to be scaled by. */
-template <int N>
-GPU_FN void fp4_steps(uint32_t (&a)[4][4], float (&f)[2], const uint8_t *slot,
-                      const uint8_t *scales, const uint8_t *table, int block)
-{
-    int q = group_thread() % 4;
-    scales += 4 * block;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint4 v = weight_words(slot, half, 4 * block + q);
-        uint32_t s = *(const uint32_t *)(const void *)(scales + 8 * (weight_row() + 8 * half));
-        int own = (int)(s >> 8 * q & 255), top = own;
-        top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        f[half] = gpu_e8m0((uint32_t)top) * 0x1p-6f;
-        uint2 entry = *(const uint2 *)(const void *)(table + 8 * min(top - own, 31));
-        fp4_to_fp8(&a[0][half], &a[0][2 + half], v.x, entry);
-        fp4_to_fp8(&a[1][half], &a[1][2 + half], v.y, entry);
-        fp4_to_fp8(&a[2][half], &a[2][2 + half], v.z, entry);
-        fp4_to_fp8(&a[3][half], &a[3][2 + half], v.w, entry);
-    }
-}
-
 /* Bytes 32q .. of both rows as operands of four steps, as they are: E4M3 codes or bf16. */
 GPU_FN void plain_steps(uint32_t (&a)[4][4], const uint8_t *slot)
 {
@@ -326,15 +306,61 @@ template <int N> GPU_FN uint32_t input_line(const uint8_t *slot, int block)
     return shared_at(slot) + (uint32_t)(stream_ring<N>::weights + block * N * STREAM_LINE);
 }
 
+/* Block `block` of an FP4 stage: a step is 32 values with one scale per weight row.  As many steps at once
+ * as there are registers for. */
+template <int N>
+GPU_FN void stream_fp4(float (&acc)[N / 2], const uint8_t *slot, const uint8_t *scales, int block)
+{
+    constexpr int at_once = N <= 16 ? 4 : N <= 32 ? 2 : 1;
+    float f[2][4], sum[N / 2];
+    int q = group_thread() % 4;
+    uint64_t b = wgmma_rows(input_line<N>(slot, block));
+    for (int half = 0; half < 2; half++)
+        scales_of(
+            f[half],
+            *(const uint32_t *)(const void *)(scales + 8 * (weight_row() + 8 * half) + 4 * block));
+#pragma unroll
+    for (int j0 = 0; j0 < 4; j0 += at_once) {
+        float d[at_once][N / 2];
+        uint32_t a[at_once][4];
+#pragma unroll
+        for (int j = 0; j < at_once; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint8_t *w = slot + weight_piece(weight_row(), 4 * block + j0 + j) +
+                                   half * 8 * STREAM_LINE + 4 * q;
+                fp4_to_fp8(&a[j][half], &a[j][2 + half], *(const uint32_t *)(const void *)w);
+            }
+        wgmma_begin();
+#pragma unroll
+        for (int j = 0; j < at_once; j++)
+            wgmma<N>::fp8(d[j], a[j], b + 2 * (j0 + j), 0);
+        wgmma_end();
+        wgmma_wait<0>();
+#pragma unroll
+        for (int j = 0; j < at_once; j++) {
+            wgmma_hold(d[j]);
+#pragma unroll
+            for (int i = 0; i < N / 2; i++)
+                sum[i] = j0 + j ? fmaf(d[j][i], f[i / 2 % 2][j0 + j], sum[i])
+                                : d[j][i] * f[i / 2 % 2][0];
+        }
+    }
+    const float gain[2] = {FP4_GAIN, FP4_GAIN};
+    stream_add<N>(acc, sum, gain, scales + stream_ring<N>::w_scales + 4 * block * N);
+}
+
 template <int F, int N>
 GPU_FN void stream_block(float (&acc)[N / 2], const uint8_t *slot, const uint8_t *scales,
-                         const uint8_t *table, float (&f)[2], int block)
+                         const float (&f)[2], int block)
 {
     uint32_t a[4][4], b[4][4];
     float d[N / 2];
-    if (F == FORM_FP4)
-        fp4_steps<N>(a, f, slot, scales, table, block);
-    else if (F == FORM_WIDE) {
+    if (F == FORM_FP4) {
+        stream_fp4<N>(acc, slot, scales, block);
+        return;
+    }
+    if (F == FORM_WIDE) {
         wide_steps(a, slot, 0);
         wide_steps(b, slot, 1);
     } else
@@ -346,7 +372,7 @@ GPU_FN void stream_block(float (&acc)[N / 2], const uint8_t *slot, const uint8_t
         multiply<false, N>(d, a, input_line<N>(slot, 0), false);
         multiply<false, N>(d, b, input_line<N>(slot, 1), true);
     } else
-        multiply<true, N>(d, a, input_line<N>(slot, block), false);
+        multiply<true, N>(d, a, input_line<N>(slot, 0), false);
     wgmma_end();
     wgmma_wait<0>();
     if (F == FORM_BF16) {
@@ -354,8 +380,7 @@ GPU_FN void stream_block(float (&acc)[N / 2], const uint8_t *slot, const uint8_t
         return;
     }
     wgmma_hold(d);
-    stream_add<N>(acc, d, f,
-                  F == FORM_WIDE ? NULL : scales + stream_ring<N>::w_scales + 4 * block * N);
+    stream_add<N>(acc, d, f, F == FORM_WIDE ? NULL : scales + stream_ring<N>::w_scales);
 }
 
 /* ---------------------------------------------------------------- a tile */
@@ -391,17 +416,15 @@ template <int F, int N, bool W2>
 GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t *shared)
 {
     constexpr int slots = stream_ring<N>::slots, lines = form_of<F>::lines;
-    uint8_t *base = shared + (-shared_at(shared) & 1023), *table = base + stream_ring<N>::table;
+    uint8_t *base = shared + (-shared_at(shared) & 1023);
     uint32_t ring = shared_at(base);
     int stages = (t.values + form_of<F>::values - 1) / form_of<F>::values;
     int segment = t.values / KERN_SEGMENTS / 128, in_segment = 0, done = 0;
     int lines_left = stages * lines;
     float pending[3][N / 2], f[2] = {1, 1};
     struct stream_feed<F, N> feed;
-    if (F == FORM_FP4) {
-        e4m3_table(table);
+    if (F == FORM_FP4)
         lines_left = t.values / 128;
-    }
     feed_weights<F, N>(feed, t);
 #pragma unroll
     for (int i = 0; i < slots - 1; i++)
@@ -438,7 +461,7 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
         for (int b = 0; b < form_of<F>::blocks; b++) {
             if (F == FORM_FP4 && 2 * i + b >= lines_left)
                 break;
-            stream_block<F, N>(acc, slot, scales, table, f, b);
+            stream_block<F, N>(acc, slot, scales, f, b);
             if (W2 && ++in_segment == segment) {
                 stream_segment<N>(acc, pending, done++);
                 in_segment = 0;

@@ -14,7 +14,7 @@ enum { ROWS_MAX = 256 };
 
 void v4_graphs_init(struct model *m)
 {
-    m->graphs.on = stream_can_capture(m->stream) && !m->opts.disable_graphs && !m->opts.profile;
+    m->graphs.on = stream_can_capture(m->stream) && !m->opts.disable_graphs;
 }
 
 void v4_graphs_free(struct model *m)
@@ -88,7 +88,7 @@ static enum fst_status enqueue_or_launch(struct model *m, const struct v4_key *k
                                          v4_enqueue_fn *enqueue, void *ud)
 {
     struct v4_graphs *g = &m->graphs;
-    if (!g->on || key->n_rows > ROWS_MAX)
+    if (!g->on || m->opts.profile || key->n_rows > ROWS_MAX)
         return enqueue(m, ud);
     struct v4_graph *at = find(g, key);
     if (!at && !seen(g, key))
