@@ -247,8 +247,9 @@ static inline enum fst_status far_fill(void *queue, void *p, size_t bytes,
 KERNELS_MAP(FAR_WRAP)
 #undef FAR_WRAP
 
-static inline bool far_kernels(void *table, size_t bytes)
+static inline bool far_kernels(void *table, size_t bytes, bool portable)
 {
+    (void)portable;
     struct kernels *k = table;
     FST_ASSERT(bytes == sizeof *k);
     kernels_init(&far_state.real, kernels_probe());

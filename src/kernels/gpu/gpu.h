@@ -59,10 +59,10 @@ extern "C" {
 /* ---------------------------------------------------------------- the three compilers */
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
-#define GPU_KERNEL      static __global__
-#define GPU_FN          static __device__ __forceinline__
-#define GPU_BOTH        static __host__ __device__ __forceinline__
-#define GPU_SHARED      __shared__
+#define GPU_KERNEL static __global__
+#define GPU_FN     static __device__ __forceinline__
+#define GPU_BOTH   static __host__ __device__ __forceinline__
+#define GPU_SHARED __shared__
 #ifndef GPU_NAME /* kernels/sm90 compiles some files once more under its own names */
 #define GPU_NAME(entry) entry##_gpu
 #endif
