@@ -174,12 +174,15 @@ class Real(unittest.TestCase):
                          [m["prompt_tokens"], m["completion_tokens"], m["spec_verify_ct"]])
 
     def test_full_queue(self):
+        # Long enough for all twelve to come while one runs; three in turn within the client's 30 s
+        # also where a sanitizer makes a token take 150 ms.
+        n = 200 if os.environ.get("FST_TEST_SIZE") != "san" else 40
         with Server(fake=False, flags=["--max-running-requests", "1", "--max-queued-requests", "2"]) as s:
             codes = []
 
             def one():
                 codes.append(s.post("/generate", {"text": "a", "sampling_params": {
-                    "max_new_tokens": 200, "ignore_eos": True}}).status)
+                    "max_new_tokens": n, "ignore_eos": True}}).status)
             threads = [threading.Thread(target=one) for _ in range(12)]
             for t in threads:
                 t.start()
