@@ -34,12 +34,39 @@ GPU_FN void expert_half(struct stream_tile *t, int h, const struct mat &m, int o
     t->last[h] = left;
 }
 
+/* The shared expert's products: two blocks of a cluster take half of K each.  Whole, its tiles are twice
+ * as long as a routed one, and few: 23 us of gate and up of one row were spent waiting for them.  The
+ * first of the two gets the sum and true. */
+template <int N, int SEGMENTS>
+GPU_FN bool half_sum(float (&acc)[N / 2], struct stream_tile t, uint8_t *shared)
+{
+    int half = (int)blockIdx.x % 2, values = t.values / 2, thread = group_thread();
+    float *sums = (float *)(void *)shared;
+    t.values = values;
+    for (int h = 0; h < 2; h++) {
+        t.w[h] += half * values;
+        t.s[h] += half * (values / LIN_BLOCK);
+    }
+    t.x += half * values;
+    t.xs += half * (values / LIN_BLOCK);
+    stream_sum<FORM_FP8, N, SEGMENTS>(acc, t, shared);
+#pragma unroll
+    for (int i = 0; i < N / 2 && half; i++)
+        sums[i * STREAM_THREADS + thread] = acc[i];
+    cluster_sync();
+#pragma unroll
+    for (int i = 0; i < N / 2 && !half; i++)
+        acc[i] += cluster_load(shared_at(sums + i * STREAM_THREADS + thread), 1);
+    cluster_sync(); /* nobody leaves while the other reads */
+    return !half;
+}
+
 /* Hidden values o .. of the tile's visits.  Thread: gate and up of one value for its visits. */
 template <int N>
 GPU_FN void put_hidden(const struct expert_job &j, const int *visit, int n, int o0,
                        const float (&acc)[N / 2])
 {
-    int t = (int)threadIdx.x, o = o0 + t / 32 * 8 + t / 4 % 8, routed = routed_visits(j);
+    int t = group_thread(), o = o0 + t / 32 * 8 + t / 4 % 8, routed = routed_visits(j);
     if (o >= j.moe_dim)
         return;
 #pragma unroll
@@ -58,7 +85,7 @@ GPU_FN void put_hidden(const struct expert_job &j, const int *visit, int n, int 
 /* Visits of tile v to shared memory: the shared expert's are all rows in order. */
 GPU_FN void visits_of(const struct expert_job &j, const struct visit_tile &v, int *visit)
 {
-    for (int i = (int)threadIdx.x; i < v.n; i += STREAM_THREADS)
+    for (int i = group_thread(); i < v.n; i += STREAM_THREADS)
         visit[i] = v.expert < 0 ? v.first + i : j.list[v.first + i];
 }
 
@@ -86,9 +113,13 @@ GPU_FN void hidden(const struct expert_job &j, const struct expert_mats &m,
     t.step = 8;
     t.row = row;
     visits_of(j, v, visit);
-    for (int i = (int)threadIdx.x; i < v.n; i += STREAM_THREADS)
+    for (int i = group_thread(); i < v.n; i += STREAM_THREADS)
         row[i] = visit[i] < routed ? visit[i] / j.k : visit[i] - routed;
-    stream_sum<F, N, false>(acc, t, shared);
+    if (F == FORM_FP8) {
+        if (!half_sum<N, 0>(acc, t, shared))
+            return;
+    } else
+        stream_sum<F, N, 0>(acc, t, shared);
     put_hidden<N>(j, visit, v.n, o, acc);
 }
 
@@ -100,7 +131,7 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 16 ? 4 : 2)
     GPU_DYNAMIC(uint8_t, shared);
     GPU_SHARED int row[N], visit[N];
     int outs = outputs(j, false);
-    int tile = (int)blockIdx.x / outs, o = (int)blockIdx.x % outs * GATES;
+    int block = (int)blockIdx.x / (SHARED ? 2 : 1), tile = block / outs, o = block % outs * GATES;
     gpu_let_next();
     if (SHARED) {
         hidden<FORM_FP8, N>(j, j.shared, shared_tile(j, tile), o, shared, row, visit);
@@ -136,7 +167,7 @@ template <int N>
 GPU_FN void put_sums(const struct expert_job &j, const int *visit, int n, int o,
                      const float (&acc)[N / 2])
 {
-    int t = (int)threadIdx.x;
+    int t = group_thread();
     o += t / 32 * 16 + t / 4 % 8;
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
@@ -158,7 +189,11 @@ GPU_FN void down(const struct expert_job &j, const struct mat &w2, const struct 
     t.step = 16;
     t.row = row;
     visits_of(j, v, row);
-    stream_sum<F, N, true>(acc, t, shared);
+    if (F == FORM_FP8) {
+        if (!half_sum<N, KERN_SEGMENTS / 2>(acc, t, shared))
+            return;
+    } else
+        stream_sum<F, N, KERN_SEGMENTS>(acc, t, shared);
     put_sums<N>(j, row, v.n, o, acc);
 }
 
@@ -169,7 +204,8 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 16 ? 4 : 2)
     GPU_DYNAMIC(uint8_t, shared);
     GPU_SHARED int row[N];
     int outs = outputs(j, true);
-    int tile = (int)blockIdx.x / outs, o = (int)blockIdx.x % outs * STREAM_ROWS;
+    int block = (int)blockIdx.x / (SHARED ? 2 : 1), tile = block / outs,
+        o = block % outs * STREAM_ROWS;
     gpu_let_next();
     if (SHARED) {
         down<FORM_FP8, N>(j, j.shared.w2, shared_tile(j, tile), o, shared, row);
@@ -203,11 +239,18 @@ GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
 /* A warpgroup's items: 64 weight rows of a routed tile, every `step`-th from `first`. */
 struct walk {
     int first, step, n, outs;
+    uint32_t
+        share; /* 2^32 / outs, rounded up: a product for a division, exact below 2^32 / outs items */
 };
 
-GPU_FN int walk_item(const struct walk &w, int i)
+/* Tile and output of item i. */
+GPU_FN int walk_tile(const struct walk &w, int i)
 {
-    return w.first + i * w.step;
+    return (int)__umulhi((uint32_t)(w.first + i * w.step), w.share);
+}
+GPU_FN int walk_out(const struct walk &w, int i)
+{
+    return w.first + i * w.step - walk_tile(w, i) * w.outs;
 }
 
 /* Tile of item i, on its way to shared memory; by eight threads. */
@@ -215,193 +258,258 @@ GPU_FN void walk_ask(const struct expert_job &j, const struct walk &w, struct vi
                      int i)
 {
     static_assert(sizeof *tiles == 128, "eight copies");
-    int t = group_thread();
+    int t = (int)threadIdx.x;
     if (i >= w.n || t >= 8)
         return;
-    const struct visit_tile *from = j.tile + walk_item(w, i) / w.outs;
-    copy16(shared_at(tiles + i % 4) + (uint32_t)(16 * t), (const uint8_t *)from + 16 * t);
+    const struct visit_tile *from = j.tile + walk_tile(w, i);
+    copy16(shared_at(tiles + (i & 3)) + (uint32_t)(16 * t), (const uint8_t *)from + 16 * t);
 }
 
-template <bool DOWN>
-GPU_FN struct stream_tile walk_tile(const struct expert_job &j, const struct walk &w,
-                                    const struct visit_tile *tiles, int i)
+/* What a thread copies next.  BLOCKS, the number of 128 values of K, is known when this is compiled, so
+ * that one address serves a thread's rows of a matrix: the copies of stream.cuh, which take any width,
+ * are 90 instructions a stage and warp, as many as its products. */
+template <bool DOWN, int BLOCKS> struct walk_feed {
+    static constexpr int pitch = BLOCKS * 64, stages = BLOCKS / 2;
+    const uint8_t *w, *up, *s, *x; /* up: rows of w3 */
+    const float *xs;
+    bool has_x, has_xs;
+    int item, stage;
+};
+
+template <bool DOWN, int BLOCKS>
+GPU_FN void walk_begin(struct walk_feed<DOWN, BLOCKS> &f, const struct expert_job &j,
+                       const struct walk &w, const struct visit_tile *tiles)
 {
-    const struct visit_tile &v = tiles[i % 4];
-    int width = DOWN ? j.moe_dim : j.dim, out = walk_item(w, i) % w.outs;
-    int o = out * (DOWN ? (int)STREAM_ROWS : (int)GATES), left = (DOWN ? j.dim : j.moe_dim) - o - 1;
-    int second = DOWN && left >= 8 ? 8 : 0;
-    struct stream_tile t =
-        expert_input(DOWN ? j.h_codes : j.x_fp4, DOWN ? all_visits(j) : j.n_rows, width, v.n);
-    t.pitch = width / 2;
-    t.s_pitch = width / 32;
-    t.w[0] = v.w[DOWN ? 2 : 0] + o * t.pitch;
-    t.w[1] = v.w[DOWN ? 2 : 1] + (o + second) * t.pitch;
-    t.s[0] = v.s[DOWN ? 2 : 0] + (int64_t)o * t.s_pitch;
-    t.s[1] = v.s[DOWN ? 2 : 1] + (int64_t)(o + second) * t.s_pitch;
-    t.last[0] = left;
-    t.last[1] = left - second;
-    t.step = DOWN ? 16 : 8;
-    t.row = DOWN ? v.visit : v.row;
-    return t;
+    constexpr int pitch = f.pitch, step = DOWN ? 16 : 8;
+    const struct visit_tile &v = tiles[f.item & 3];
+    int t = (int)threadIdx.x, warp = t / 32, lane = t % 32, r = t / 8;
+    int o = walk_out(w, f.item) * (DOWN ? (int)STREAM_ROWS : (int)GATES) + warp * step;
+    int64_t mine = (int64_t)(o + lane / 8) * pitch + 16 * (lane % 8);
+    f.w = v.w[DOWN ? 2 : 0] + mine;
+    f.up = v.w[1] + mine;
+    const uint8_t *s = DOWN || lane < 8 ? v.s[DOWN ? 2 : 0] : v.s[1];
+    f.s = s + (int64_t)(o + (DOWN ? lane % 16 : lane % 8)) * (BLOCKS * 4);
+    const uint8_t *x = DOWN ? j.h_codes : j.x_fp4;
+    const float *xs = operand_scales(x, DOWN ? all_visits(j) : j.n_rows, BLOCKS * 128);
+    const int *row = DOWN ? v.visit : v.row;
+    f.has_x = r % VISITS < v.n;
+    f.has_xs = t < 2 * VISITS && t / 2 < v.n;
+    f.x = x + (f.has_x ? row[r % VISITS] : 0) * (int64_t)(BLOCKS * 128) + r / VISITS * 128 +
+          16 * (t % 8);
+    f.xs = xs + (f.has_xs ? row[t / 2] : 0) * (int64_t)BLOCKS + t % 2;
+}
+
+/* One stage into slot `at` of the ring. */
+template <bool DOWN, int BLOCKS>
+GPU_FN void walk_copy(struct walk_feed<DOWN, BLOCKS> &f, const struct expert_job &j,
+                      const struct walk &w, struct visit_tile *tiles, uint32_t ring, int to)
+{
+    constexpr int pitch = f.pitch;
+    int t = (int)threadIdx.x, warp = t / 32, lane = t % 32;
+    if (f.item >= w.n)
+        return;
+    if (f.stage == 0) {
+        walk_begin<DOWN, BLOCKS>(f, j, w, tiles);
+        walk_ask(j, w, tiles, f.item + 1);
+    }
+    uint32_t slot = ring + (uint32_t)(to * stream_ring<VISITS>::slot);
+    uint32_t scales =
+        ring + (uint32_t)(stream_ring<VISITS>::all_scales + to * stream_ring<VISITS>::scales);
+    uint32_t at = slot + (uint32_t)weight_piece(16 * warp + lane / 8, lane % 8), at4 = at ^ 64;
+    const uint8_t *second = DOWN ? f.w + 8 * pitch : f.up;
+    copy16(at, f.w);
+    copy16(at4 + 4 * STREAM_LINE, f.w + 4 * pitch);
+    copy16(at + 8 * STREAM_LINE, second);
+    copy16(at4 + 12 * STREAM_LINE, second + 4 * pitch);
+    if (lane < 16)
+        copy8(scales + (uint32_t)(8 * (16 * warp + lane)), f.s);
+    if (f.has_x)
+        copy16(slot + stream_ring<VISITS>::weights +
+                   (uint32_t)(t / 8 * STREAM_LINE + ((t % 8 ^ t / 8 % 8) << 4)),
+               f.x);
+    if (f.has_xs)
+        copy4(scales + stream_ring<VISITS>::w_scales + (uint32_t)(4 * (t % 2 * VISITS + t / 2)),
+              f.xs);
+    f.w += STREAM_LINE;
+    f.up += STREAM_LINE;
+    f.s += 8;
+    f.x += 2 * STREAM_LINE;
+    f.xs += 2;
+    if (++f.stage == f.stages) {
+        f.stage = 0;
+        f.item++;
+    }
 }
 
 template <bool DOWN>
 GPU_FN void walk_put(const struct expert_job &j, const struct walk &w,
                      const struct visit_tile *tiles, int i, const float (&acc)[VISITS / 2])
 {
-    const struct visit_tile &v = tiles[i % 4];
-    int out = walk_item(w, i) % w.outs;
+    const struct visit_tile &v = tiles[i & 3];
+    int out = walk_out(w, i);
     if (DOWN)
         put_sums<VISITS>(j, v.visit, v.n, out * STREAM_ROWS, acc);
     else
         put_hidden<VISITS>(j, v.visit, v.n, out * GATES, acc);
 }
 
-/* Copies stage `fed` of all items; its item and stage there. */
-struct walk_feed {
-    struct stream_feed<FORM_FP4, VISITS> feed;
-    int item, stage;
+/* Where a warpgroup is in its items. */
+struct walk_state {
+    float acc[VISITS / 2], pending[3][VISITS / 2];
+    int item, block;
 };
-template <bool DOWN>
-GPU_FN void walk_copy(struct walk_feed &f, const struct expert_job &j, const struct walk &w,
-                      struct visit_tile *tiles, uint32_t ring, int slot)
+
+/* One stage out of slot `at`, the next into `to`; false: that was the last. */
+template <bool DOWN, int BLOCKS>
+GPU_FN bool walk_stage(struct walk_state &s, struct walk_feed<DOWN, BLOCKS> &f,
+                       const struct expert_job &j, const struct walk &w, struct visit_tile *tiles,
+                       const uint8_t *base, int at, int to)
 {
-    int width = DOWN ? j.moe_dim : j.dim;
-    if (f.item >= w.n)
-        return;
-    if (f.stage == 0) {
-        struct stream_tile t = walk_tile<DOWN>(j, w, tiles, f.item);
-        feed_weights<FORM_FP4, VISITS>(f.feed, t);
-        feed_inputs<FORM_FP4, VISITS>(f.feed, t);
-        walk_ask(j, w, tiles, f.item + 1);
+    constexpr int slots = stream_ring<VISITS>::slots, segment = BLOCKS / KERN_SEGMENTS;
+    const uint8_t *slot = base + at * stream_ring<VISITS>::slot;
+    const uint8_t *scales =
+        base + stream_ring<VISITS>::all_scales + at * stream_ring<VISITS>::scales;
+    copies_wait<slots - 2>();
+    shared_to_wgmma();
+    __syncthreads();
+    walk_copy<DOWN, BLOCKS>(f, j, w, tiles, shared_at(base), to);
+    copies_end();
+    constexpr int together = DOWN ? 1 : 2; /* the tree takes registers */
+#pragma unroll
+    for (int b0 = 0; b0 < 2; b0 += together) {
+        float sum[together][VISITS / 2];
+        fp4_sums<VISITS, together>(sum, slot, scales, b0);
+#pragma unroll
+        for (int b = 0; b < together; b++, s.block++) {
+            fp4_add<VISITS, together>(s.acc, sum, scales, b, b0 + b);
+            if (DOWN && (s.block + 1) % segment == 0)
+                stream_segment<VISITS>(s.acc, s.pending, s.block / segment);
+        }
     }
-    copy_weights<FORM_FP4, VISITS>(f.feed, ring, slot);
-    copy_inputs<FORM_FP4, VISITS>(f.feed, ring, slot, width / LIN_BLOCK - 2 * f.stage);
-    if (++f.stage == (width + 255) / 256) {
-        f.stage = 0;
-        f.item++;
-    }
+    if (s.block < BLOCKS)
+        return true;
+    walk_put<DOWN>(j, w, tiles, s.item++, s.acc);
+#pragma unroll
+    for (int i = 0; i < VISITS / 2; i++)
+        s.acc[i] = 0;
+    s.block = 0;
+    return s.item < w.n;
 }
 
-/* The routed tiles' gate and up, or down, by worker `worker` of so many warpgroups.  The loop is over
- * the stages of all its items, so that the ring never runs dry between two.  A tile's words arrive with
- * the stages of the tile before: an item has four or more, and the ring is no longer than five. */
-template <bool DOWN>
-GPU_FN void walk_routed(const struct expert_job &j, int worker, int workers, uint8_t *shared,
+/* The routed tiles' gate and up, or down: items first, first + step, ..  The loop is over the stages of all its items, so that the ring never runs dry between two.  A tile's words arrive with
+ * the stages of the tile before, of which there are as many as slots or more. */
+template <bool DOWN, int BLOCKS>
+GPU_FN void walk_routed(const struct expert_job &j, int first, int step, uint8_t *shared,
                         struct visit_tile *tiles)
 {
     constexpr int slots = stream_ring<VISITS>::slots;
+    static_assert(BLOCKS / 2 >= slots - 1 && BLOCKS % KERN_SEGMENTS == 0, "see above");
     uint8_t *base = shared + (-shared_at(shared) & 1023);
-    uint32_t ring = shared_at(base);
-    int outs = outputs(j, DOWN);
-    int all = *j.n_tiles * outs, blocks = (DOWN ? j.moe_dim : j.dim) / LIN_BLOCK;
-    int segment = blocks / KERN_SEGMENTS, in_segment = 0, done = 0;
-    struct walk w = {worker, workers, (all - worker + workers - 1) / workers, outs};
-    struct walk_feed f;
-    float acc[VISITS / 2] = {}, pending[3][VISITS / 2];
-    static_assert(slots <= 5, "a tile's words are there when its first stage is");
-    if (worker >= all)
+    int outs = outputs(j, DOWN), all = *j.n_tiles * outs;
+    struct walk w = {first, step, (all - first + step - 1) / step, outs,
+                     0xffffffffu / (uint32_t)outs + 1};
+    struct walk_feed<DOWN, BLOCKS> f;
+    struct walk_state s = {};
+    if (first >= all)
         return;
     walk_ask(j, w, tiles, 0);
     copies_end();
     copies_wait<0>();
-    group_sync();
+    __syncthreads();
     f.item = f.stage = 0;
     for (int i = 0; i < slots - 1; i++) {
-        walk_copy<DOWN>(f, j, w, tiles, ring, i);
+        walk_copy<DOWN, BLOCKS>(f, j, w, tiles, shared_at(base), i);
         copies_end();
     }
-    int at = 0, fill = slots - 1, block = 0;
-    for (int item = 0; item < w.n;) {
-        const uint8_t *slot = base + at * stream_ring<VISITS>::slot;
-        const uint8_t *scales =
-            base + stream_ring<VISITS>::all_scales + at * stream_ring<VISITS>::scales;
-        copies_wait<slots - 2>();
-        shared_to_wgmma();
-        group_sync();
-        walk_copy<DOWN>(f, j, w, tiles, ring, fill);
-        copies_end();
-#pragma unroll
-        for (int b = 0; b < 2; b++, block++) {
-            if (block >= blocks)
-                break;
-            stream_fp4<VISITS>(acc, slot, scales, b);
-            if (DOWN && ++in_segment == segment) {
-                stream_segment<VISITS>(acc, pending, done++);
-                in_segment = 0;
-            }
-        }
-        fill = at;
+    for (int at = 0, to = slots - 1; walk_stage<DOWN, BLOCKS>(s, f, j, w, tiles, base, at, to);) {
+        to = at;
         at = at + 1 == slots ? 0 : at + 1;
-        if (block < blocks)
-            continue;
-        walk_put<DOWN>(j, w, tiles, item++, acc);
-        for (int i = 0; i < VISITS / 2; i++)
-            acc[i] = 0;
-        block = done = 0;
     }
     copies_wait<0>();
 }
 
-/* `first` blocks for the shared expert's outputs, the others walk.  Nothing before the lists are there. */
-template <bool DOWN>
+/* A block's items: its number, then so many blocks further each; the first j.shared_blocks are halves of
+ * the shared expert's tiles, which are as long as routed ones. */
+template <bool DOWN, int BLOCKS>
 GPU_KERNEL void __launch_bounds__(STREAM_THREADS, 4)
     walk_kernel(const __grid_constant__ struct expert_job j)
 {
     GPU_DYNAMIC(uint8_t, shared);
     GPU_SHARED struct visit_tile tiles[4];
     GPU_SHARED int row[VISITS], visit[VISITS];
-    int block = (int)blockIdx.x, first = j.shared_blocks;
+    int block = (int)blockIdx.x, first = block - j.shared_blocks, step = (int)gridDim.x;
     gpu_let_next();
-    if (block >= first) {
-        gpu_wait_before();
-        walk_routed<DOWN>(j, block - first, (int)gridDim.x - first, shared, tiles);
-    } else if (DOWN)
-        down<FORM_FP8, VISITS>(j, j.shared.w2, shared_tile(j, 0), block * STREAM_ROWS, shared, row);
-    else
-        hidden<FORM_FP8, VISITS>(j, j.shared, shared_tile(j, 0), block * GATES, shared, row, visit);
+    if (first < 0) {
+        first += step;
+        if (DOWN)
+            down<FORM_FP8, VISITS>(j, j.shared.w2, shared_tile(j, 0), block / 2 * STREAM_ROWS,
+                                   shared, row);
+        else
+            hidden<FORM_FP8, VISITS>(j, j.shared, shared_tile(j, 0), block / 2 * GATES, shared, row,
+                                     visit);
+        __syncthreads();
+    }
+    gpu_wait_before();
+    walk_routed<DOWN, BLOCKS>(j, first, step, shared, tiles);
+}
+
+/* Inputs of V4-Flash's and V4-Pro's experts, in blocks. */
+template <bool DOWN> static void (*walk_of(int width))(struct expert_job)
+{
+    switch (width / LIN_BLOCK) {
+    case 16:
+        return walk_kernel<DOWN, 16>;
+    case 24:
+        return walk_kernel<DOWN, 24>;
+    case 32:
+        return walk_kernel<DOWN, 32>;
+    case 56:
+        return walk_kernel<DOWN, 56>;
+    default:
+        return NULL;
+    }
 }
 
 /* ---------------------------------------------------------------- launcher */
 
 template <int N>
 static void launch(void (*kernel)(struct expert_job), const struct expert_job &j, int64_t blocks,
-                   struct stream *s)
+                   int cluster, struct stream *s)
 {
-    sm90_launch(kernel, blocks, STREAM_THREADS, stream_ring<N>::bytes, 1, s, j);
+    sm90_launch(kernel, round_up(blocks, cluster), STREAM_THREADS, stream_ring<N>::bytes, cluster,
+                s, j);
 }
 
 /* Rows of the shared expert in tiles of S, the routed visits by warpgroups that walk. */
 template <int S, bool DOWN> static void walk(struct expert_job j, struct stream *s)
 {
-    int64_t shared = outputs(j, DOWN), routed = shared;
-    int64_t places = 4 * (int64_t)j.processors;
-    routed *= routed_tiles(j);
+    int64_t shared = 2 * outputs(j, DOWN) * shared_tiles(j);
+    int64_t routed = outputs(j, DOWN) * routed_tiles(j), places = 4 * (int64_t)j.processors;
+    void (*kernel)(struct expert_job) = walk_of<DOWN>(DOWN ? j.moe_dim : j.dim);
     if (S == VISITS) { /* in one launch */
         j.shared_blocks = (int)shared;
-        launch<VISITS>(walk_kernel<DOWN>, j, shared + FST_MIN(routed, places - shared), s);
+        launch<VISITS>(kernel, j, FST_MAX(shared, FST_MIN(shared + routed, places)), 2, s);
         return;
     }
-    shared *= shared_tiles(j);
-    if (DOWN)
-        launch<S>(down_kernel<S, true>, j, shared, s);
-    else
-        launch<S>(hidden_kernel<S, true>, j, shared, s);
-    launch<VISITS>(walk_kernel<DOWN>, j, FST_MIN(routed, places), s);
+    launch<S>(DOWN ? down_kernel<S, true> : hidden_kernel<S, true>, j, shared, 2, s);
+    launch<VISITS>(kernel, j, FST_MIN(routed, places), 2, s);
 }
 
 /* Tiles of N visits, a block each. */
 template <int N, int S, bool DOWN> static void tiles(const struct expert_job &j, struct stream *s)
 {
     int64_t outs = outputs(j, DOWN);
-    launch<S>(DOWN ? down_kernel<S, true> : hidden_kernel<S, true>, j, outs * shared_tiles(j), s);
-    launch<N>(DOWN ? down_kernel<N, false> : hidden_kernel<N, false>, j, outs * routed_tiles(j), s);
+    launch<S>(DOWN ? down_kernel<S, true> : hidden_kernel<S, true>, j, 2 * outs * shared_tiles(j),
+              2, s);
+    launch<N>(DOWN ? down_kernel<N, false> : hidden_kernel<N, false>, j, outs * routed_tiles(j), 1,
+              s);
 }
 
 template <int N, int S> static void run(struct expert_job j, struct stream *s)
 {
     int64_t h = div_up((int64_t)all_visits(j) * (j.moe_dim / LIN_BLOCK), 4);
-    bool walks = N == VISITS && FST_MIN(j.dim, j.moe_dim) >= 1024; /* see walk_routed */
+    bool walks = N == VISITS && walk_of<false>(j.dim) && walk_of<true>(j.moe_dim) &&
+                 j.dim % STREAM_ROWS == 0;
     j.per_tile = N;
     j.per_shared = S;
     experts_lists(j, s);
@@ -466,7 +574,7 @@ bool sm90_experts(const struct experts_args *a)
 {
     const struct expert_mats *m = a->shared;
     return a->routed == WEIGHT_FP4 && m->w1.fmt == WEIGHT_FP8 && m->w3.fmt == WEIGHT_FP8 &&
-           m->w2.fmt == WEIGHT_FP8 && a->dim % LIN_BLOCK == 0 &&
+           m->w2.fmt == WEIGHT_FP8 && a->dim % (2 * LIN_BLOCK) == 0 &&
            a->moe_dim % (LIN_BLOCK * KERN_SEGMENTS) == 0 && a->n_experts <= EXPERTS_MAX;
 }
 

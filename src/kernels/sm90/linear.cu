@@ -148,12 +148,6 @@ template <int N> GPU_FN void lin_share(float *sums, const float (&acc)[N / 2])
         sums[(row + i / 4 * 8 + i % 2) * SUM_PITCH + o + i / 2 % 2 * 8] = acc[i];
 }
 
-/* Bytes of a group's part of the shared memory. */
-template <int N> GPU_BOTH constexpr size_t group_bytes(void)
-{
-    return (stream_ring<N>::bytes + 127) / 128 * 128;
-}
-
 /* The slices' sums as a tree; the groups of a tile share its values.  `shared`: the block's. */
 template <int N>
 GPU_FN void lin_join(const struct lin_job &j, const struct lin_part &p, const uint8_t *shared)
@@ -187,11 +181,11 @@ GPU_FN void lin_sums(float (&acc)[N / 2], const struct lin_job &j, const struct 
                      uint8_t *shared)
 {
     if (j.w.fmt == WEIGHT_BF16)
-        stream_sum<FORM_BF16, N, false>(acc, t, shared);
+        stream_sum<FORM_BF16, N, 0>(acc, t, shared);
     else if (j.flags & LIN_WIDE)
-        stream_sum<FORM_WIDE, N, false>(acc, t, shared);
+        stream_sum<FORM_WIDE, N, 0>(acc, t, shared);
     else
-        stream_sum<FORM_FP8, N, false>(acc, t, shared);
+        stream_sum<FORM_FP8, N, 0>(acc, t, shared);
 }
 
 /* GROUPS warpgroups; clusters of two blocks with more than one. */

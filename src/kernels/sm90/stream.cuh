@@ -79,19 +79,22 @@ struct stream_tile {
 
 /* ---------------------------------------------------------------- shared memory */
 
-#ifndef STREAM_SLOTS
-#define STREAM_SLOTS 5
-#endif
 /* The ring, then scales slot by slot.  Four rings fill a processor. */
 template <int N> struct stream_ring {
     static constexpr int weights = STREAM_ROWS * STREAM_LINE;
     static constexpr int slot = weights + 2 * N * STREAM_LINE; /* a multiple of 1024 */
-    static constexpr int slots = N <= 8 ? STREAM_SLOTS : N <= 16 ? 4 : N <= 32 ? 3 : 2;
+    static constexpr int slots = N <= 16 ? 4 : N <= 32 ? 3 : 2;
     static constexpr int w_scales = STREAM_ROWS * 8;
     static constexpr int scales = w_scales + 2 * N * 4; /* of a slot */
     static constexpr int all_scales = slots * slot;
     static constexpr size_t bytes = 1024 + (size_t)all_scales + (size_t)slots * scales;
 };
+
+/* Bytes of a group's part of the shared memory. */
+template <int N> GPU_BOTH constexpr size_t group_bytes(void)
+{
+    return (stream_ring<N>::bytes + 127) / 128 * 128;
+}
 
 /* ---------------------------------------------------------------- codes */
 
@@ -306,48 +309,73 @@ template <int N> GPU_FN uint32_t input_line(const uint8_t *slot, int block)
     return shared_at(slot) + (uint32_t)(stream_ring<N>::weights + block * N * STREAM_LINE);
 }
 
-/* Block `block` of an FP4 stage: a step is 32 values with one scale per weight row.  As many steps at once
- * as there are registers for. */
-template <int N>
-GPU_FN void stream_fp4(float (&acc)[N / 2], const uint8_t *slot, const uint8_t *scales, int block)
+/* This thread's sums of BLOCKS blocks of an FP4 stage from block `first`, without the inputs' scales:
+ * a step is 32 values with one scale per weight row.  As many steps at once as there are registers for. */
+template <int N, int BLOCKS>
+GPU_FN void fp4_sums(float (&sum)[BLOCKS][N / 2], const uint8_t *slot, const uint8_t *scales,
+                     int first)
 {
-    constexpr int at_once = N <= 16 ? 4 : N <= 32 ? 2 : 1;
-    float f[2][4], sum[N / 2];
-    int q = group_thread() % 4;
-    uint64_t b = wgmma_rows(input_line<N>(slot, block));
-    for (int half = 0; half < 2; half++)
-        scales_of(
-            f[half],
-            *(const uint32_t *)(const void *)(scales + 8 * (weight_row() + 8 * half) + 4 * block));
+    constexpr int steps = 4 * BLOCKS, at_once = N <= 16 ? 4 : N <= 32 ? 2 : 1;
+    constexpr int under_way = N <= 8 ? BLOCKS : 1; /* series of steps */
+    int row = weight_row();
+    const uint8_t *words = slot + 4 * (group_thread() % 4);
+    float f[2][BLOCKS][4], d[under_way][at_once][N / 2];
+    uint32_t a[under_way][at_once][4];
 #pragma unroll
-    for (int j0 = 0; j0 < 4; j0 += at_once) {
-        float d[at_once][N / 2];
-        uint32_t a[at_once][4];
+    for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
-        for (int j = 0; j < at_once; j++)
+        for (int half = 0; half < 2; half++)
+            scales_of(f[half][b], *(const uint32_t *)(const void *)(scales + 8 * (row + 8 * half) +
+                                                                    4 * (first + b)));
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint8_t *w = slot + weight_piece(weight_row(), 4 * block + j0 + j) +
-                                   half * 8 * STREAM_LINE + 4 * q;
-                fp4_to_fp8(&a[j][half], &a[j][2 + half], *(const uint32_t *)(const void *)w);
+    for (int j0 = 0; j0 < steps; j0 += at_once * under_way) {
+#pragma unroll
+        for (int u = 0; u < under_way; u++) {
+#pragma unroll
+            for (int j = 0; j < at_once; j++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    int piece = 4 * first + j0 + u * at_once + j;
+                    const uint8_t *w = words + weight_piece(row, piece) + half * 8 * STREAM_LINE;
+                    fp4_to_fp8(&a[u][j][half], &a[u][j][2 + half],
+                               *(const uint32_t *)(const void *)w);
+                }
+            wgmma_begin();
+#pragma unroll
+            for (int j = 0; j < at_once; j++) {
+                int step = j0 + u * at_once + j;
+                wgmma<N>::fp8(d[u][j], a[u][j],
+                              wgmma_rows(input_line<N>(slot, first + step / 4)) + 2 * (step % 4),
+                              0);
             }
-        wgmma_begin();
+            wgmma_end();
+        }
 #pragma unroll
-        for (int j = 0; j < at_once; j++)
-            wgmma<N>::fp8(d[j], a[j], b + 2 * (j0 + j), 0);
-        wgmma_end();
-        wgmma_wait<0>();
+        for (int u = 0; u < under_way; u++) {
+            if (u + 1 < under_way)
+                wgmma_wait<under_way - 1>();
+            else
+                wgmma_wait<0>();
 #pragma unroll
-        for (int j = 0; j < at_once; j++) {
-            wgmma_hold(d[j]);
+            for (int j = 0; j < at_once; j++) {
+                int b = (j0 + u * at_once + j) / 4, step = (j0 + u * at_once + j) % 4;
+                wgmma_hold(d[u][j]);
 #pragma unroll
-            for (int i = 0; i < N / 2; i++)
-                sum[i] = j0 + j ? fmaf(d[j][i], f[i / 2 % 2][j0 + j], sum[i])
-                                : d[j][i] * f[i / 2 % 2][0];
+                for (int i = 0; i < N / 2; i++)
+                    sum[b][i] = step ? fmaf(d[u][j][i], f[i / 2 % 2][b][step], sum[b][i])
+                                     : d[u][j][i] * f[i / 2 % 2][b][0];
+            }
         }
     }
+}
+
+/* acc += those sums of block b, which is `at` of the stage. */
+template <int N, int BLOCKS>
+GPU_FN void fp4_add(float (&acc)[N / 2], const float (&sum)[BLOCKS][N / 2], const uint8_t *scales,
+                    int b, int at)
+{
     const float gain[2] = {FP4_GAIN, FP4_GAIN};
-    stream_add<N>(acc, sum, gain, scales + stream_ring<N>::w_scales + 4 * block * N);
+    stream_add<N>(acc, sum[b], gain, scales + stream_ring<N>::w_scales + 4 * at * N);
 }
 
 template <int F, int N>
@@ -357,7 +385,9 @@ GPU_FN void stream_block(float (&acc)[N / 2], const uint8_t *slot, const uint8_t
     uint32_t a[4][4], b[4][4];
     float d[N / 2];
     if (F == FORM_FP4) {
-        stream_fp4<N>(acc, slot, scales, block);
+        float sum[1][N / 2];
+        fp4_sums<N, 1>(sum, slot, scales, block);
+        fp4_add<N, 1>(acc, sum, scales, 0, block);
         return;
     }
     if (F == FORM_WIDE) {
@@ -411,15 +441,16 @@ template <int N> GPU_FN void stream_segment(float (&acc)[N / 2], float (&pending
 
 /* acc = the products of tile t with its input rows.  `shared`: stream_ring<N>::bytes, used up to the
  * end; all threads of the warpgroup call.  What t.x holds may come from the kernel ahead.
- * W2: w2's segments: 8 sums of K apart, added as ((0+1)+(2+3))+((4+5)+(6+7)). */
-template <int F, int N, bool W2>
+ * SEGMENTS: w2's: 8 sums of K apart, added as ((0+1)+(2+3))+((4+5)+(6+7)), or 4 of them, a half; 0:
+ * one sum. */
+template <int F, int N, int SEGMENTS>
 GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t *shared)
 {
     constexpr int slots = stream_ring<N>::slots, lines = form_of<F>::lines;
     uint8_t *base = shared + (-shared_at(shared) & 1023);
     uint32_t ring = shared_at(base);
     int stages = (t.values + form_of<F>::values - 1) / form_of<F>::values;
-    int segment = t.values / KERN_SEGMENTS / 128, in_segment = 0, done = 0;
+    int segment = SEGMENTS ? t.values / SEGMENTS / 128 : 0, in_segment = 0, done = 0;
     int lines_left = stages * lines;
     float pending[3][N / 2], f[2] = {1, 1};
     struct stream_feed<F, N> feed;
@@ -462,7 +493,7 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
             if (F == FORM_FP4 && 2 * i + b >= lines_left)
                 break;
             stream_block<F, N>(acc, slot, scales, f, b);
-            if (W2 && ++in_segment == segment) {
+            if (SEGMENTS && ++in_segment == segment) {
                 stream_segment<N>(acc, pending, done++);
                 in_segment = 0;
             }
@@ -470,6 +501,9 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
         fill = at;
         at = at + 1 == slots ? 0 : at + 1;
     }
+#pragma unroll
+    for (int k = 0; k < N / 2 && SEGMENTS == 4; k++)
+        acc[k] = pending[2][k];
     copies_wait<0>();
     group_sync();
 }
