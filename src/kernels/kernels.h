@@ -246,7 +246,7 @@ struct attn_out_args {
  * tid2eid[id]; weight = sc/sum(sc)*scale; written in ascending expert order.  EXACT choice when the
  * margin exceeds 1e-5; weights NMSE 1e-6. */
 struct route_args {
-    const float *x;         /* (n_rows, dim) */
+    const float *x;         /* (n_rows, dim) bf16 grid */
     const struct mat *gate; /* (n_experts, dim) */
     const float *bias;      /* (n_experts), NULL in hash layers */
     const int32_t *tid2eid; /* (vocab, k), NULL elsewhere */

@@ -589,6 +589,18 @@ static void shape(struct ck *c, const struct ck_shape *m, int n, int n_ref)
 static const struct ck_shape narrow = {"narrow", 128, 2, 64, 16, 128, 64, 2,  128,
                                        5,        2,   4, 32, 4,  70,  2,  16, 8};
 
+/* The narrowest gate that Hopper's kernels take, and rows enough for both of them. */
+static void gates(struct ck *c)
+{
+    static const struct ck_shape m = {
+        .name = "gate", .dim = 1024, .n_experts = 64, .k = 6, .vocab = 64};
+    ck_scratch(c, &m, 37, 1);
+    for (int kind = 0; kind < 3 && ck_wanted(c, "route"); kind++) {
+        case_route(c, &m, 37, 8, kind);
+        ck_free_all(c);
+    }
+}
+
 void check_project(struct ck *c)
 {
     if (c->bench) {
@@ -607,6 +619,7 @@ void check_project(struct ck *c)
         return;
     shape(c, &narrow, 9, 9);
     shape(c, &ck_t1, 9, 9);
+    gates(c);
     if (c->k.flags == 0)
         return;
     if (c->emulated)

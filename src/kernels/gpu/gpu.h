@@ -73,6 +73,15 @@ extern "C" {
 #define gpu_sync() __syncthreads()
 #endif
 
+/* Loops whose loads are to be under way together; registers for so many blocks a processor. */
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define GPU_UNROLL                  _Pragma("unroll")
+#define GPU_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#else
+#define GPU_UNROLL
+#define GPU_BOUNDS(threads, blocks)
+#endif
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 GPU_FN void gpu_wait_before(void)
 {
@@ -399,24 +408,47 @@ GPU_FN uint32_t gpu_ordered(float x)
     u = u & 0x80000000u ? ~u : u | 0x80000000u;
     return x != x ? 0 : u;
 }
+/* cos and sin to 2^-50 for angles below 2^30: fdlibm's polynomials within a quarter turn.  Those of CUDA
+ * load their coefficients from memory, twice, which costs 0.7 us where somebody waits. */
+GPU_FN void gpu_sincos(double angle, double *c, double *s)
+{
+    double n = rint(angle * 0x1.45f306dc9c883p-1); /* quarter turns */
+    double r = fma(-n, 0x1.1a62633145c07p-54, fma(-n, 0x1.921fb54442d18p+0, angle)), z = r * r;
+    double p = fma(z, 1.58969099521155010221e-10, -2.50507602534068634195e-08);
+    double q = fma(z, -1.13596475577881948265e-11, 2.08757232129817482790e-09);
+    p = fma(z, fma(z, p, 2.75573137070700676789e-06), -1.98412698298579493134e-04);
+    q = fma(z, fma(z, q, -2.75573143513906633035e-07), 2.48015872894767294178e-05);
+    p = fma(z, fma(z, p, 8.33333333332248946124e-03), -1.66666666666666324348e-01);
+    q = fma(z, fma(z, q, -1.38888888888741095749e-03), 4.16666666666666019037e-02);
+    double sine = fma(r * z, p, r), cosine = fma(z * z, q, fma(z, -0.5, 1.0));
+    int turn = (int)n & 3;
+    double a = turn & 1 ? sine : cosine, b = turn & 1 ? cosine : sine;
+    *c = turn == 1 || turn == 2 ? -a : a;
+    *s = turn & 2 ? -b : b;
+}
 /* cos and sin of the fp32 angle pos*freq, as the published table has them. */
 GPU_FN void gpu_angle(float cs[2], float freq, int pos)
 {
-    double angle = (double)((float)pos * freq);
-    cs[0] = (float)cos(angle);
-    cs[1] = (float)sin(angle);
+    double angle = (double)((float)pos * freq), c, s;
+    gpu_sincos(angle, &c, &s);
+    cs[0] = (float)c;
+    cs[1] = (float)s;
 }
 GPU_FN float gpu_sigmoid(float z)
 {
     return 1.0f / (1.0f + expf(-z));
 }
-/* x/y to 2 ulp in a few cycles; y from 2^-126 to 2^126. */
-GPU_FN float gpu_quotient(float x, float y)
+/* 1/x to 1 ulp in a few cycles; x from 2^-126 to 2^126. */
+GPU_FN float gpu_inverse(float x)
 {
-#if defined(__CUDACC__) || defined(__HIPCC__)
-    return __fdividef(x, y);
+#if defined(__CUDACC__)
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#elif defined(__HIPCC__)
+    return __builtin_amdgcn_rcpf(x);
 #else
-    return x / y;
+    return 1.0f / x;
 #endif
 }
 
@@ -449,7 +481,20 @@ GPU_FN struct gpu_quad gpu_load4(const float *p)
 }
 GPU_FN void gpu_store4(float *p, struct gpu_quad q)
 {
+#if defined(__CUDACC__) || defined(__HIPCC__)
+    *(float4 *)(void *)p = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
+#else
     *(struct gpu_quad *)(void *)p = q;
+#endif
+}
+/* The line of p on its way to the second-level cache.  Of weights: early, since they come from memory. */
+GPU_FN void gpu_prefetch(const void *p)
+{
+#if defined(__CUDACC__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#else
+    (void)p;
+#endif
 }
 /* Values at .. at+7 of BF16 or F32 data; at is a multiple of 8. */
 GPU_FN void gpu_load8(float v[8], enum weight_format fmt, const void *data, int64_t at)

@@ -1,16 +1,25 @@
 /* kv.cu - finish the step's KV rows, pool finished groups, keep the compressors' inputs, store rows
  * in rings.
  *
- * kv_write is two launches, since a state may be overwritten only after all pooling:
- * write_kernel  per row one block that finishes the row, and one per compressor that pools the group
- *               which the row ends (or returns);
- * keep_kernel   per row and compressor one block: the inputs go into the state.
+ * kv_write is one launch: per row a block that finishes the row and, per compressor, one that pools the
+ * group which the row ends (or returns) and one that puts the row's inputs into the state.  A state may
+ * be overwritten only after all pooling that reads it: where a span is so long that it can reach round
+ * the ring to the group before it, the states are a launch of their own.
  *
- * A pooled channel belongs to one thread: inputs in order of position.  Sums of squares: channels of
- * a thread, lanes as a tree, waves in order. */
+ * Four neighbouring channels of a group belong to a thread, or to several that have a part of the inputs
+ * each: inputs in order of position, parts in order.  Sums of squares: channels of a thread, lanes as a
+ * tree, waves in order. */
 #include "kernels/gpu/rows.cuh"
 
-enum { THREADS = 256, DIM_MAX = 512, ROPE_MAX = 128, INPUTS_MAX = 128 };
+enum {
+    POOLERS = 256,      /* threads that pool at ratio 4 */
+    POOLERS_WIDE = 512, /* at ratio 128 */
+    ANGLES = 64,        /* threads that make an entry's angles meanwhile */
+    WAVES_MAX = (POOLERS_WIDE + ANGLES) / 32,
+    DIM_MAX = 512,
+    ROPE_MAX = 128,
+    INPUTS_MAX = 128
+};
 
 /* One compressor of a layer: the attention's, or the indexer's. */
 struct compressor {
@@ -27,6 +36,7 @@ struct kv_job {
     const float *cs, *freq;
     struct compressor c[2];
     int compressors, dim, rope;
+    int parts; /* blocks of a row: finish it, pool, keep */
     float eps;
 };
 
@@ -35,13 +45,16 @@ struct kv_job {
 GPU_FN void finish_row(const struct kv_job *j, int64_t t)
 {
     float *kv = j->kv + t * j->dim;
-    const float *cs = j->cs + t * j->rope;
+    int nope = j->dim - j->rope;
+    const float *cs = j->cs + t * j->rope - nope;
     for (int d0 = 0; d0 < j->dim; d0 += 4 * (int)blockDim.x) {
         int d = d0 + 4 * (int)threadIdx.x;
-        struct gpu_quad x = {};
+        struct gpu_quad x = {}, angle = {};
         if (d < j->dim)
             x = gpu_load4(kv + d);
-        rows_finish(&x, d, j->dim - j->rope, j->dim, cs);
+        if (d < j->dim && d >= nope)
+            angle = gpu_load4(cs + d);
+        rows_finish(&x, d, nope, j->dim, angle.v);
         if (d < j->dim)
             gpu_store4(kv + d, x);
     }
@@ -78,60 +91,115 @@ GPU_FN void find_inputs(const struct kv_job *j, const struct compressor *c, cons
     }
 }
 
-/* Scores of inputs i .. i+7. */
-GPU_FN void eight_scores(const struct group *g, int i, int width, int ch, float s[8])
+/* What a part of the inputs comes to: softmax weights over their largest score. */
+struct pooled {
+    struct gpu_quad top, sum, out;
+};
+
+/* Weights over a score of -inf: there is none, and its inputs weigh 0. */
+GPU_FN float pool_base(float top)
 {
-    float ape[8];
-    for (int k = 0; k < 8; k++) {
-        s[k] = g->in[i + k][width + ch];
-        ape[k] = g->ape[i + k][ch];
-    }
-    for (int k = 0; k < 8; k++)
-        s[k] = s[k] + (g->add[i + k] ? ape[k] : 0) + g->mask[i + k];
+    return top == -INFINITY ? 0 : top;
 }
 
-/* y = softmax-weighted mean of the n inputs, channel by channel, bf16. */
-GPU_FN void pool_group(const struct compressor *c, const struct group *g, int n, float *y)
+/* Inputs i .. i+N-1 at once, those below end. */
+template <int N>
+GPU_FN void pool_inputs(const struct group *g, int i, int end, int width, int ch, struct pooled *p)
 {
-    for (int ch = (int)threadIdx.x; ch < c->dim; ch += (int)blockDim.x) {
-        float top = -INFINITY, sum = 0, out = 0, s[8], kv[8];
-        for (int i = 0; i < n; i += 8) {
-            eight_scores(g, i, c->width, ch, s);
-            for (int k = 0; k < 8; k++)
-                top = fmaxf(top, s[k]);
+    struct gpu_quad s[N], kv[N], ape[N];
+    GPU_UNROLL
+    for (int k = 0; k < N; k++) {
+        int at = FST_MIN(i + k, end - 1);
+        kv[k] = gpu_load4(g->in[at] + ch);
+        s[k] = gpu_load4(g->in[at] + width + ch);
+        ape[k] = gpu_load4(g->ape[at] + ch);
+    }
+    GPU_UNROLL
+    for (int c = 0; c < 4; c++) {
+        float top = p->top.v[c], before;
+        GPU_UNROLL
+        for (int k = 0; k < N; k++) {
+            int at = FST_MIN(i + k, end - 1);
+            s[k].v[c] = s[k].v[c] + (g->add[at] ? ape[k].v[c] : 0) + g->mask[at];
+            s[k].v[c] = i + k < end ? s[k].v[c] : -INFINITY;
+            top = fmaxf(top, s[k].v[c]);
         }
-        for (int i = 0; i < n; i += 8) {
-            for (int k = 0; k < 8; k++)
-                kv[k] = g->in[i + k][ch];
-            eight_scores(g, i, c->width, ch, s);
-            for (int k = 0; k < 8; k++) {
-                float w = expf(s[k] - top);
-                sum += w;
-                out = fmaf(w, kv[k], out);
-            }
+        before = expf(p->top.v[c] - pool_base(top));
+        p->sum.v[c] *= before;
+        p->out.v[c] *= before;
+        p->top.v[c] = top;
+        GPU_UNROLL
+        for (int k = 0; k < N; k++) {
+            float w = expf(s[k].v[c] - pool_base(top));
+            p->sum.v[c] += w;
+            p->out.v[c] = fmaf(w, kv[k].v[c], p->out.v[c]);
         }
-        y[ch] = gpu_bf16(out / sum);
     }
 }
 
-/* y = bf16 rmsnorm(y; norm); every thread has its own channels, as in pool_group. */
+/* Channel c of four from the group's parts, which lie `step` apart. */
+GPU_FN float pool_parts(const struct pooled *p, int c, int parts, int step)
+{
+    float top = -INFINITY, sum = 0, out = 0;
+    for (int i = 0; i < parts; i++)
+        top = fmaxf(top, p[i * step].top.v[c]);
+    for (int i = 0; i < parts; i++) {
+        const struct pooled *q = p + i * step;
+        float w = expf(q->top.v[c] - top);
+        sum = fmaf(w, q->sum.v[c], sum);
+        out = fmaf(w, q->out.v[c], out);
+    }
+    return gpu_bf16(out / sum);
+}
+
+/* y = softmax-weighted mean of the n inputs, channel by channel, bf16.  The first `poolers` threads
+ * do it, in `shared`; all call. */
+template <int N>
+GPU_FN void pool_group(const struct compressor *c, const struct group *g, int n, int poolers,
+                       struct pooled *shared, float *y)
+{
+    int tid = (int)threadIdx.x, quads = c->dim / 4, parts = FST_MIN(poolers / quads, n);
+    int each = (n + parts - 1) / parts, part = tid / quads, ch = tid % quads * 4;
+    const float none = -INFINITY;
+    struct pooled p = {{{none, none, none, none}}, {}, {}};
+    if (part < parts) {
+        for (int i = part * each; i < FST_MIN(n, (part + 1) * each); i += N)
+            pool_inputs<N>(g, i, FST_MIN(n, (part + 1) * each), c->width, ch, &p);
+        shared[tid] = p;
+    }
+    gpu_sync();
+    for (int i = tid; i < c->dim; i += (int)blockDim.x)
+        y[i] = pool_parts(shared + i / 4, i % 4, parts, quads);
+    gpu_sync();
+}
+
+/* y = bf16 rmsnorm(y; norm); the first threads have four channels each. */
 GPU_FN void norm_entry(const struct compressor *c, float eps, float *y)
 {
-    GPU_SHARED float part[THREADS / 32];
+    GPU_SHARED float part[WAVES_MAX];
+    int ch = 4 * (int)threadIdx.x;
+    struct gpu_quad x = {}, norm = {};
     float sum = 0;
-    for (int ch = (int)threadIdx.x; ch < c->dim; ch += (int)blockDim.x)
-        sum = fmaf(y[ch], y[ch], sum);
+    if (ch < c->dim) {
+        norm = gpu_load4(c->norm + ch);
+        x = gpu_load4(y + ch);
+    }
+    for (int i = 0; i < 4; i++)
+        sum = fmaf(x.v[i], x.v[i], sum);
     sum = block_sum(sum, part);
     double r = 1.0 / sqrt((double)sum / c->dim + (double)eps);
-    for (int ch = (int)threadIdx.x; ch < c->dim; ch += (int)blockDim.x)
-        y[ch] = gpu_bf16((float)((double)y[ch] * r * (double)c->norm[ch]));
+    for (int i = 0; i < 4; i++)
+        x.v[i] = gpu_bf16((float)((double)x.v[i] * r * (double)norm.v[i]));
+    if (ch < c->dim)
+        gpu_store4(y + ch, x);
 }
 
-/* (rope) of an entry's position. */
-GPU_FN void entry_angles(const struct kv_job *j, int pos, float *cs)
+/* (rope) of an entry's position, by the threads behind the first `poolers`, which have their freq. */
+GPU_FN void entry_angles(const struct kv_job *j, int pos, int poolers, float freq, float *cs)
 {
-    for (int i = (int)threadIdx.x; i < j->rope / 2; i += (int)blockDim.x)
-        gpu_angle(cs + 2 * i, j->freq[i], pos);
+    int i = (int)threadIdx.x - poolers;
+    if (i >= 0 && i < j->rope / 2)
+        gpu_angle(cs + 2 * i, freq, pos);
 }
 
 GPU_FN void store_entry(const struct kv_job *j, int64_t row, const float *y, const float *cs)
@@ -141,7 +209,7 @@ GPU_FN void store_entry(const struct kv_job *j, int64_t row, const float *y, con
         struct gpu_quad x = {};
         if (d < j->dim)
             x = gpu_load4(y + d);
-        rows_finish(&x, d, j->dim - j->rope, j->dim, cs);
+        rows_finish(&x, d, j->dim - j->rope, j->dim, cs + d - (j->dim - j->rope));
         rows_store4(&j->l, row, d, j->dim, &x);
     }
 }
@@ -162,10 +230,9 @@ GPU_FN void hadamard(float *y)
     gpu_sync();
 }
 
-GPU_FN void store_key(const struct kv_job *j, const int32_t *pages, int e, float *y,
-                      const float *cs)
+GPU_FN void store_key(const struct kv_job *j, int32_t page_at, int e, float *y, const float *cs)
 {
-    GPU_SHARED float part[THREADS / 32];
+    GPU_SHARED float part[WAVES_MAX];
     int i = (int)threadIdx.x, nope = ROWS_INDEX_DIM - j->rope;
     if (4 * i >= nope && 4 * i < ROWS_INDEX_DIM) {
         struct gpu_quad x = gpu_load4(y + 4 * i);
@@ -173,13 +240,14 @@ GPU_FN void store_key(const struct kv_job *j, const int32_t *pages, int e, float
         gpu_store4(y + 4 * i, x);
     }
     hadamard(y);
-    float x = 0;
+    float x = 0, amax = 0;
     if (i < ROWS_INDEX_DIM)
         x = gpu_bf16((float)((double)y[i] * (1.0 / sqrt((double)ROWS_INDEX_DIM))));
-    float amax = block_max(fabsf(x), part);
+    if (j->l.index_format == INDEX_FP8)
+        amax = block_max(fabsf(x), part);
     if (i >= ROWS_INDEX_DIM) /* whole waves */
         return;
-    uint8_t *page = rows_index_page(&j->l, pages[e / ROWS_INDEX_PAGE]);
+    uint8_t *page = rows_index_page(&j->l, page_at);
     if (j->l.index_format == INDEX_FP8) {
         rows_index_store8(page, e, i, x, amax);
         return;
@@ -187,63 +255,96 @@ GPU_FN void store_key(const struct kv_job *j, const int32_t *pages, int e, float
     rows_index_store4(page, e, i, x);
 }
 
+/* The weights that a group of compressor c needs on their way to the cache, as far as they are known
+ * before the row: the norm's and, at ratio 4, all of ape, which is 16 KB. */
+GPU_FN void expect_weights(const struct kv_job *j, const struct compressor *c)
+{
+    enum { LINE = 128 / sizeof(float) };
+    int i = LINE * (int)threadIdx.x;
+    if (i < c->dim)
+        gpu_prefetch(c->norm + i);
+    for (; j->l.ratio == 4 && i < 4 * c->width; i += LINE * (int)blockDim.x)
+        gpu_prefetch(c->ape + i);
+}
+
 /* The group that row t ends, if it ends one, as an entry of compressor `which`. */
-GPU_FN void write_entry(const struct kv_job *j, int t, int which)
+template <int RATIO> GPU_FN void write_entry(const struct kv_job *j, int t, int which)
 {
     GPU_SHARED struct group g;
+    GPU_SHARED struct pooled parts[RATIO == 4 ? POOLERS : POOLERS_WIDE];
     GPU_SHARED struct gpu_quad shared_y[DIM_MAX / 4];
     GPU_SHARED float cs[ROPE_MAX];
     const struct compressor *c = &j->c[which];
+    int poolers = (int)blockDim.x - ANGLES, angle = (int)threadIdx.x - poolers;
+    float freq = angle >= 0 && angle < j->rope / 2 ? j->freq[angle] : 0;
+    expect_weights(j, c);
+    gpu_wait_before();
     const struct row_at at = rows_at(&j->rows, t);
-    int ratio = j->l.ratio, n = ratio == 4 ? 8 : ratio;
+    int n = RATIO == 4 ? 8 : RATIO, e = at.pos / RATIO;
     float *y = shared_y->v;
-    if ((at.pos + 1) % ratio)
+    if ((at.pos + 1) % RATIO)
         return;
+    int32_t page = rows_pages(&j->rows, at.slot)[at.pos / KERN_PAGE];
     find_inputs(j, c, &at, t, n, &g);
-    entry_angles(j, at.pos + 1 - ratio, cs);
     gpu_sync();
-    pool_group(c, &g, n, y);
+    entry_angles(j, at.pos + 1 - RATIO, poolers, freq, cs);
+    if (RATIO == 128)
+        pool_group<8>(c, &g, n, poolers, parts, y);
+    else if (which == 0)
+        pool_group<4>(c, &g, n, poolers, parts, y);
+    else
+        pool_group<1>(c, &g, n, poolers, parts, y);
     norm_entry(c, j->eps, y);
     gpu_sync();
-    const int32_t *pages = rows_pages(&j->rows, at.slot);
     if (which == 0)
-        store_entry(j, rows_compressed(&j->l, pages, at.pos / ratio), y, cs);
-    else
-        store_key(j, pages, at.pos / ratio, y, cs);
+        store_entry(j, rows_in_page(&j->l, page, e), y, cs);
+    else if (RATIO == 4)
+        store_key(j, page, e, y, cs);
 }
 
-GPU_KERNEL void write_kernel(struct kv_job j)
+/* Row t's inputs into the state of compressor `which`.  Only the last state_ring positions of a span: two
+ * positions of one span never share a row. */
+GPU_FN void keep_inputs(const struct kv_job *j, int t, int which)
 {
-    gpu_start();
-    int parts = 1 + j.compressors, t = (int)blockIdx.x / parts, part = (int)blockIdx.x % parts;
-    if (part == 0)
-        finish_row(&j, t);
-    else
-        write_entry(&j, t, part - 1);
+    const struct compressor *c = &j->c[which];
+    const struct row_at at = rows_at(&j->rows, t);
+    if (at.last - t > j->l.state_ring)
+        return;
+    const float *in = c->in + (int64_t)t * 2 * c->width;
+    const float *ape = c->ape + (int64_t)(at.pos % j->l.ratio) * c->width;
+    float *row =
+        c->state + ((int64_t)at.slot * j->l.state_ring + at.pos % j->l.state_ring) * 2 * c->width;
+    for (int i = 4 * (int)threadIdx.x; i < c->width; i += 4 * (int)blockDim.x) {
+        struct gpu_quad x = gpu_load4(in + i), s = gpu_load4(in + c->width + i),
+                        y = gpu_load4(ape + i);
+        for (int k = 0; k < 4; k++)
+            s.v[k] += y.v[k];
+        gpu_store4(row + i, x);
+        gpu_store4(row + c->width + i, s);
+    }
 }
 
-/* Only the last state_ring positions of a span: two positions of one span never share a row. */
+template <int RATIO>
+GPU_KERNEL void GPU_BOUNDS((RATIO == 4 ? POOLERS : POOLERS_WIDE) + ANGLES, RATIO == 4 ? 3 : 1)
+    write_kernel(struct kv_job j)
+{
+    int t = (int)blockIdx.x / j.parts, part = (int)blockIdx.x % j.parts;
+    gpu_let_next();
+    if (part && part <= j.compressors) {
+        write_entry<RATIO>(&j, t, part - 1);
+        return;
+    }
+    gpu_wait_before();
+    if (part)
+        keep_inputs(&j, t, part - 1 - j.compressors);
+    else
+        finish_row(&j, t);
+}
+
 GPU_KERNEL void keep_kernel(struct kv_job j)
 {
     gpu_start();
-    int t = (int)blockIdx.x / j.compressors;
-    const struct compressor *c = &j.c[(int)blockIdx.x % j.compressors];
-    const struct row_at at = rows_at(&j.rows, t);
-    if (at.last - t > j.l.state_ring)
-        return;
-    const float *in = c->in + (int64_t)t * 2 * c->width;
-    const float *ape = c->ape + (int64_t)(at.pos % j.l.ratio) * c->width;
-    float *row =
-        c->state + ((int64_t)at.slot * j.l.state_ring + at.pos % j.l.state_ring) * 2 * c->width;
-    for (int i = 4 * (int)threadIdx.x; i < 2 * c->width; i += 4 * (int)blockDim.x) {
-        struct gpu_quad x = gpu_load4(in + i);
-        if (i >= c->width) {
-            struct gpu_quad y = gpu_load4(ape + i - c->width);
-            for (int k = 0; k < 4; k++)
-                x.v[k] += y.v[k];
-        }
-        gpu_store4(row + i, x);
-    }
+    keep_inputs(&j, (int)blockIdx.x / j.compressors, (int)blockIdx.x % j.compressors);
 }
 
 static void check_layer(const struct kv_layer *l, int dim, int rope)
@@ -269,6 +370,15 @@ static void check_compressors(const struct kv_write_args *a)
     FST_ASSERT(a->rope_dim <= ROWS_INDEX_DIM);
 }
 
+/* Whether no row of the step can write a state that another one still reads.  A row that ends a group reads
+ * positions down to inputs - 2 before its span; a span of n rows writes n positions. */
+static bool one_launch(const struct kv_write_args *a)
+{
+    int inputs = a->l->ratio == 4 ? 8 : a->l->ratio;
+    int longest = a->rows->n_rows - a->rows->n_spans + 1;
+    return longest + inputs - 2 < a->l->state_ring;
+}
+
 GPU_ENTRY(kv_write)
 {
     int n = a->rows->n_rows, ratio = a->l->ratio, wide = ratio == 4 ? 2 : 1;
@@ -290,8 +400,14 @@ GPU_ENTRY(kv_write)
     if (ratio == 4)
         j.c[j.compressors++] = {a->idx,      a->l->index_state, a->idx_ape,
                                 a->idx_norm, a->index_dim,      2 * a->index_dim};
-    gpu_launch_early(write_kernel, (int64_t)n * (1 + j.compressors), THREADS, 0, s, j);
-    gpu_launch_early(keep_kernel, (int64_t)n * j.compressors, THREADS, 0, s, j);
+    bool apart = !one_launch(a);
+    j.parts = 1 + (apart ? 1 : 2) * j.compressors;
+    if (ratio == 128)
+        gpu_launch_early(write_kernel<128>, (int64_t)n * j.parts, POOLERS_WIDE + ANGLES, 0, s, j);
+    else
+        gpu_launch_early(write_kernel<4>, (int64_t)n * j.parts, POOLERS + ANGLES, 0, s, j);
+    if (apart)
+        gpu_launch_early(keep_kernel, (int64_t)n * j.compressors, POOLERS, 0, s, j);
     return gpu_done("kv_write");
 }
 
@@ -300,18 +416,14 @@ GPU_ENTRY(kv_write)
 GPU_KERNEL void ring_kernel(struct kv_job j)
 {
     gpu_start();
-    int t = (int)blockIdx.x;
+    int t = (int)blockIdx.x, d = 4 * (int)threadIdx.x;
+    struct gpu_quad x = {};
+    if (d < j.dim) /* under way together with the row's place */
+        x = gpu_load4(j.kv + (int64_t)t * j.dim + d);
     const struct row_at at = rows_at(&j.rows, t);
     if (at.last - t > j.l.ring)
         return;
-    int64_t row = rows_ring(&j.l, at.slot, at.pos);
-    for (int d0 = 0; d0 < j.dim; d0 += 4 * (int)blockDim.x) {
-        int d = d0 + 4 * (int)threadIdx.x;
-        struct gpu_quad x = {};
-        if (d < j.dim)
-            x = gpu_load4(j.kv + (int64_t)t * j.dim + d);
-        rows_store4(&j.l, row, d, j.dim, &x);
-    }
+    rows_store4(&j.l, rows_ring(&j.l, at.slot, at.pos), d, j.dim, &x);
 }
 
 GPU_ENTRY(ring_store)
@@ -324,7 +436,7 @@ GPU_ENTRY(ring_store)
     j.rope = a->rope_dim;
     /* the rows are read alone: the job is kv_write's */
     j.kv = const_cast<float *>(a->kv);
-    gpu_launch_early(ring_kernel, a->rows->n_rows, 128, 0, s, j);
+    gpu_launch_early(ring_kernel, a->rows->n_rows, DIM_MAX / 4, 0, s, j);
     return gpu_done("ring_store");
 }
 

@@ -36,17 +36,33 @@ struct norm_job {
     float eps;
 };
 
-/* One block per row and item. */
-GPU_KERNEL void norm_kernel(struct norm_job j)
+/* One block per row and item.  A thread keeps V values of the row, all that are known to fit; the norm's
+ * weights are asked for before the wait. */
+template <int V> GPU_KERNEL void norm_kernel(struct norm_job j)
 {
-    gpu_start();
     GPU_SHARED float part[NORM_THREADS / GPU_WAVE];
-    int which = (int)blockIdx.x / j.n_rows;
+    int which = (int)blockIdx.x / j.n_rows, tid = (int)threadIdx.x;
     struct norm_item t = which == 0 ? j.item[0] : which == 1 ? j.item[1] : j.item[2];
     float *y = t.y + (int64_t)((int)blockIdx.x % j.n_rows) * t.width;
-    float r = t.norm ? lin_rms(y, t.width, j.eps, part) : t.scale;
-    for (int i = (int)threadIdx.x; i < t.width; i += NORM_THREADS)
-        y[i] = gpu_bf16(t.norm ? y[i] * r * t.norm[i] : y[i] * r);
+    float x[V], norm[V], sum = 0, r = t.scale;
+    gpu_let_next();
+    GPU_UNROLL
+    for (int i = 0; i < V; i++)
+        norm[i] = t.norm && tid + i * NORM_THREADS < t.width ? t.norm[tid + i * NORM_THREADS] : 1;
+    gpu_wait_before();
+    GPU_UNROLL
+    for (int i = 0; i < V; i++)
+        x[i] = tid + i * NORM_THREADS < t.width ? y[tid + i * NORM_THREADS] : 0;
+    if (t.norm) {
+        GPU_UNROLL
+        for (int i = 0; i < V; i++)
+            sum = fmaf(x[i], x[i], sum);
+        r = 1.0f / sqrtf(block_sum(sum, part) / (float)t.width + j.eps);
+    }
+    GPU_UNROLL
+    for (int i = 0; i < V; i++)
+        if (tid + i * NORM_THREADS < t.width)
+            y[tid + i * NORM_THREADS] = gpu_bf16(x[i] * r * norm[i]);
 }
 
 static void add_norm(struct norm_job *j, float *y, const float *norm, int width, float scale)
@@ -58,7 +74,14 @@ static void add_norm(struct norm_job *j, float *y, const float *norm, int width,
 
 static void run_norms(struct stream *s, const struct norm_job *j)
 {
-    gpu_launch_early(norm_kernel, (int64_t)j->n * j->n_rows, NORM_THREADS, 0, s, *j);
+    int most = 0;
+    for (int i = 0; i < j->n; i++)
+        most = FST_MAX(most, j->item[i].width);
+    FST_ASSERT(most <= 64 * NORM_THREADS);
+    gpu_launch_early(most <= 4 * NORM_THREADS    ? norm_kernel<4>
+                     : most <= 16 * NORM_THREADS ? norm_kernel<16>
+                                                 : norm_kernel<64>,
+                     (int64_t)j->n * j->n_rows, NORM_THREADS, 0, s, *j);
 }
 
 /* ---------------------------------------------------------------- attn_in */
@@ -114,7 +137,7 @@ GPU_ENTRY(attn_in)
 
 /* ---------------------------------------------------------------- q_path */
 
-enum { HEAD_THREADS = 64 };
+enum { HEAD_THREADS = 64, INDEX_MAX = 128 };
 
 struct heads_job {
     float *q, *qi;
@@ -123,81 +146,114 @@ struct heads_job {
     float norm_eps;
 };
 
-/* Rotates one pair by cos and sin. */
-GPU_FN void turn(float *a, float *b, const float *cs)
+/* Rotates two pairs by cos, sin, cos, sin. */
+GPU_FN void turn(struct gpu_quad *v, const struct gpu_quad &cs)
 {
-    float x = *a, y = *b;
-    *a = fmaf(x, cs[0], -(y * cs[1]));
-    *b = fmaf(x, cs[1], y * cs[0]);
+    GPU_UNROLL
+    for (int i = 0; i < 4; i += 2) {
+        float x = v->v[i], y = v->v[i + 1];
+        v->v[i] = fmaf(x, cs.v[i], -(y * cs.v[i + 1]));
+        v->v[i + 1] = fmaf(x, cs.v[i + 1], y * cs.v[i]);
+    }
 }
 
-/* A head of q: norm and rotation, one rounding.  A thread keeps to its own pairs. */
+/* cos and sin of dims d .. d+3 of a head, in registers with its values: 1 and 0 where nothing turns. */
+GPU_FN struct gpu_quad angles_of(const float *cs, int d, int dim, int rope_dim)
+{
+    struct gpu_quad q = {{1, 0, 1, 0}};
+    return d < dim && d >= dim - rope_dim ? gpu_load4(cs + d - (dim - rope_dim)) : q;
+}
+
+/* A head of q: norm and rotation, one rounding.  A thread has Q times four values. */
+template <int Q>
 GPU_FN void finish_query(float *q, int dim, int rope_dim, const float *cs, float eps, float *part)
 {
+    struct gpu_quad v[Q], angle[Q];
     float sum = 0;
-    for (int i = 2 * (int)threadIdx.x; i < dim; i += 2 * HEAD_THREADS)
-        sum = fmaf(q[i + 1], q[i + 1], fmaf(q[i], q[i], sum));
+    GPU_UNROLL
+    for (int i = 0; i < Q; i++) {
+        int d = 4 * ((int)threadIdx.x + i * HEAD_THREADS);
+        v[i] = {};
+        if (d < dim)
+            v[i] = gpu_load4(q + d);
+        angle[i] = angles_of(cs, d, dim, rope_dim);
+    }
+    GPU_UNROLL
+    for (int i = 0; i < 4 * Q; i++)
+        sum = fmaf(v[i / 4].v[i % 4], v[i / 4].v[i % 4], sum);
     float r = 1.0f / sqrtf(block_sum(sum, part) / (float)dim + eps);
-    for (int i = 2 * (int)threadIdx.x; i < dim; i += 2 * HEAD_THREADS) {
-        float x = q[i] * r, y = q[i + 1] * r;
-        if (i >= dim - rope_dim)
-            turn(&x, &y, cs + (i - (dim - rope_dim)));
-        q[i] = gpu_bf16(x);
-        q[i + 1] = gpu_bf16(y);
+    GPU_UNROLL
+    for (int i = 0; i < Q; i++) {
+        int d = 4 * ((int)threadIdx.x + i * HEAD_THREADS);
+        for (int m = 0; m < 4; m++)
+            v[i].v[m] *= r;
+        turn(&v[i], angle[i]);
+        for (int m = 0; m < 4; m++)
+            v[i].v[m] = gpu_bf16(v[i].v[m]);
+        if (d < dim)
+            gpu_store4(q + d, v[i]);
     }
 }
 
-/* Sylvester order, in shared memory. */
-GPU_FN void hadamard(float *y, int dim)
+/* One step of a Hadamard transform in Sylvester order: values h apart, of which a lane has four in a row. */
+GPU_FN void hadamard_step(float (&y)[4], int h)
 {
-    for (int h = 1; h < dim; h *= 2) {
-        gpu_sync();
-        for (int i = (int)threadIdx.x; i < dim / 2; i += HEAD_THREADS) {
-            int at = i / h * 2 * h + i % h;
-            float a = y[at], b = y[at + h];
-            y[at] = a + b;
-            y[at + h] = a - b;
-        }
-    }
-    gpu_sync();
+    float x[4];
+    bool upper = h >= 4 && gpu_lane() & (h / 4);
+    GPU_UNROLL
+    for (int i = 0; i < 4; i++)
+        x[i] = h < 4 ? y[i ^ (h % 4)] : wave_xor(y[i], h / 4);
+    GPU_UNROLL
+    for (int i = 0; i < 4; i++)
+        y[i] = upper || (h < 4 && i & h) ? x[i] - y[i] : y[i] + x[i];
 }
 
-/* A head of the indexer: rotation, Hadamard, FP4 grid in blocks of 32. */
-GPU_FN void finish_index(float *q, int dim, int rope_dim, const float *cs, float *y)
+/* A head of the indexer, by dim/4 neighbouring lanes: rotation, Hadamard, FP4 grid in blocks of 32. */
+GPU_FN void finish_index(float *q, int dim, int rope_dim, const float *cs, bool there)
 {
-    for (int i = 2 * (int)threadIdx.x; i < dim; i += 2 * HEAD_THREADS) {
-        float a = q[i], b = q[i + 1];
-        if (i >= dim - rope_dim)
-            turn(&a, &b, cs + (i - (dim - rope_dim)));
-        y[i] = gpu_bf16(a);
-        y[i + 1] = gpu_bf16(b);
+    int d = 4 * (gpu_lane() % (dim / 4));
+    float y[4], top = 0, scale = 1.0f / sqrtf((float)dim);
+    struct gpu_quad v = gpu_load4(q + d);
+    turn(&v, angles_of(cs, d, dim, rope_dim));
+    for (int i = 0; i < 4; i++)
+        y[i] = gpu_bf16(v.v[i]);
+    GPU_UNROLL
+    for (int h = 1; h < INDEX_MAX; h *= 2)
+        if (h < dim)
+            hadamard_step(y, h);
+    GPU_UNROLL
+    for (int i = 0; i < 4; i++) {
+        y[i] = gpu_bf16(y[i] * scale);
+        top = fmaxf(top, fabsf(y[i]));
     }
-    hadamard(y, dim);
-    float scale = 1.0f / sqrtf((float)dim);
-    for (int first = 0; first < dim; first += HEAD_THREADS) {
-        int i = first + (int)threadIdx.x;
-        float v = i < dim ? gpu_bf16(y[i] * scale) : 0;
-        float top = wave_max(fabsf(v), 32); /* 32 lanes hold one block */
-        if (i < dim)
-            q[i] = gpu_fp4_round(v, gpu_fp4_code(top));
-    }
+    uint32_t code = gpu_fp4_code(wave_max(top, 32 / 4)); /* lanes that hold one block */
+    for (int i = 0; i < 4; i++)
+        v.v[i] = gpu_fp4_round(y[i], code);
+    if (there)
+        gpu_store4(q + d, v);
 }
 
-/* One block per head: first all of q, then all of qi. */
-GPU_KERNEL void heads_kernel(struct heads_job j)
+/* Heads of qi that a block takes. */
+GPU_BOTH int index_heads_here(const struct heads_job &j)
+{
+    return 4 * HEAD_THREADS / j.index_dim;
+}
+
+/* One block per head of q, then one per few heads of qi. */
+template <int Q> GPU_KERNEL void heads_kernel(struct heads_job j)
 {
     gpu_start();
     GPU_SHARED float part[HEAD_THREADS / 32];
-    GPU_DYNAMIC(float, y);
     int64_t h = blockIdx.x, n = (int64_t)j.n_rows * j.n_heads;
     if (h < n) {
-        finish_query(j.q + h * j.head_dim, j.head_dim, j.rope_dim,
-                     j.cs + h / j.n_heads * j.rope_dim, j.norm_eps, part);
+        finish_query<Q>(j.q + h * j.head_dim, j.head_dim, j.rope_dim,
+                        j.cs + h / j.n_heads * j.rope_dim, j.norm_eps, part);
         return;
     }
-    h -= n;
+    n = (h - n) * index_heads_here(j) + 4 * (int)threadIdx.x / j.index_dim;
+    h = FST_MIN(n, (int64_t)j.n_rows * j.index_heads - 1);
     finish_index(j.qi + h * j.index_dim, j.index_dim, j.rope_dim,
-                 j.cs + h / j.index_heads * j.rope_dim, y);
+                 j.cs + h / j.index_heads * j.rope_dim, n == h);
 }
 
 static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t0, int n)
@@ -222,18 +278,22 @@ static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t
     add(&b, &c, &in, a->idx_wq_b, j.qi, index, LIN_ROUND);
     lin_prepare(s, &in);
     lin_run(s, &b);
-    gpu_launch_early(heads_kernel, (int64_t)n * (j.n_heads + j.index_heads), HEAD_THREADS,
-                     (size_t)j.index_dim * 4, s, j);
+    int64_t blocks = (int64_t)n * j.n_heads;
+    if (with)
+        blocks += div_up((int64_t)n * j.index_heads, index_heads_here(j));
+    gpu_launch_early(j.head_dim <= 8 * HEAD_THREADS ? heads_kernel<2> : heads_kernel<8>, blocks,
+                     HEAD_THREADS, 0, s, j);
 }
 
 GPU_ENTRY(q_path)
 {
     FST_ASSERT(a->wq_b->n_out == a->n_heads * a->head_dim);
-    FST_ASSERT(a->head_dim % 2 == 0 && a->rope_dim % 2 == 0 && a->rope_dim <= a->head_dim);
+    FST_ASSERT(a->head_dim % 4 == 0 && a->rope_dim % 4 == 0 && a->rope_dim <= a->head_dim);
+    FST_ASSERT(a->head_dim <= 32 * HEAD_THREADS);
     if (gpu_there(a->idx_wq_b)) {
         FST_ASSERT(a->idx_wq_b->n_out == a->index_heads * a->index_dim);
         FST_ASSERT(a->index_dim % 32 == 0 && a->rope_dim <= a->index_dim);
-        FST_ASSERT((a->index_dim & (a->index_dim - 1)) == 0);
+        FST_ASSERT((a->index_dim & (a->index_dim - 1)) == 0 && a->index_dim <= INDEX_MAX);
     }
     for (int t0 = 0; t0 < a->n_rows; t0 += LIN_ROWS)
         q_path_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));

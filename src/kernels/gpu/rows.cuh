@@ -29,17 +29,23 @@ struct row_at {
 };
 
 /* Row t of the step.  All threads of the block call; the arrays, which may be across a bus, are read
- * by one. */
+ * by one.  Where the counts alone say where a span begins and ends, nothing waits for its number. */
 GPU_FN struct row_at rows_at(const struct rows *r, int t)
 {
     GPU_SHARED struct row_at at;
     gpu_sync();
     if (threadIdx.x == 0) {
-        int span = r->span[t];
+        bool single = r->n_spans == r->n_rows, one = r->n_spans == 1;
         at.slot = r->slot[t];
         at.pos = r->pos[t];
-        at.first = r->span_first[span];
-        at.last = r->span_first[span + 1];
+        if (single || one) {
+            at.first = single ? t : 0;
+            at.last = single ? t + 1 : r->n_rows;
+        } else {
+            int span = r->span[t];
+            at.first = r->span_first[span];
+            at.last = r->span_first[span + 1];
+        }
         at.start = at.pos - (t - at.first);
     }
     gpu_sync();
@@ -61,15 +67,19 @@ GPU_FN int64_t rows_ring(const struct kv_layer *l, int slot, int pos)
     return row;
 }
 
-/* Compressed entry e; pages: the slot's.  A page holds 64 entries of ratio 4, 2 of ratio 128. */
-GPU_FN int64_t rows_compressed(const struct kv_layer *l, const int32_t *pages, int e)
+/* Compressed entry e, which is in `page`: 64 entries of ratio 4, 2 of ratio 128. */
+GPU_FN int64_t rows_in_page(const struct kv_layer *l, int32_t page, int e)
 {
     int shift = l->ratio == 4 ? 6 : 1;
-    int64_t row =
-        l->compressed_base + ((int64_t)pages[e >> shift] << shift) + (e & ((1 << shift) - 1));
+    int64_t row = l->compressed_base + ((int64_t)page << shift) + (e & ((1 << shift) - 1));
     ROWS_CHECK(e >= 0);
     ROWS_CHECK(row < l->n_rows);
     return row;
+}
+/* pages: the slot's. */
+GPU_FN int64_t rows_compressed(const struct kv_layer *l, const int32_t *pages, int e)
+{
+    return rows_in_page(l, pages[e >> (l->ratio == 4 ? 6 : 1)], e);
 }
 
 GPU_FN uint8_t *rows_index_page(const struct kv_layer *l, int32_t page)
@@ -99,14 +109,14 @@ GPU_FN void rows_rotate(struct gpu_quad *x, const float *cs)
 }
 
 /* Values at d .. d+3 of a normed row, finished: rope dims (from `nope` on) rotated, the others on the
- * FP8 grid.  All lanes of the wave call; cs: of the row, read from `nope` on. */
+ * FP8 grid.  All lanes of the wave call; cs: cos, sin, cos, sin of these dims, read from `nope` on. */
 GPU_FN void rows_finish(struct gpu_quad *x, int d, int nope, int dim, const float *cs)
 {
     uint32_t code = gpu_fp8_code(rows_tile_amax(x));
     if (d >= dim)
         return;
     if (d >= nope) {
-        rows_rotate(x, cs + d - nope);
+        rows_rotate(x, cs);
         return;
     }
     for (int i = 0; i < 4; i++)

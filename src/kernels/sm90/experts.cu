@@ -216,7 +216,8 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 16 ? 4 : 2)
         down<FORM_FP4, N>(j, j.experts[j.tile[tile].expert].w2, j.tile[tile], o, shared, row);
 }
 
-/* Four values of y a thread: experts ascending, the shared one last. */
+/* Four values of y a thread: experts ascending, the shared one last; their loads are under way together. */
+enum { SUM_LOADS = 6 };
 GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
 {
     gpu_let_next();
@@ -225,11 +226,18 @@ GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
     if (t >= j.n_rows)
         return;
     struct gpu_quad sum = gpu_load4(j.z + t * j.k * j.dim + d);
-    for (int s = 1; s <= j.k; s++) {
-        int64_t v = s < j.k ? t * j.k + s : routed_visits(j) + t;
-        struct gpu_quad z = gpu_load4(j.z + v * j.dim + d);
-        for (int c = 0; c < 4; c++)
-            sum.v[c] += z.v[c];
+    for (int s0 = 1; s0 <= j.k; s0 += SUM_LOADS) {
+        struct gpu_quad z[SUM_LOADS] = {};
+#pragma unroll
+        for (int s = s0; s < s0 + SUM_LOADS; s++) {
+            int64_t v = s < j.k ? t * j.k + s : routed_visits(j) + t;
+            if (s <= j.k)
+                z[s - s0] = gpu_load4(j.z + v * j.dim + d);
+        }
+#pragma unroll
+        for (int c = 0; c < 4 * SUM_LOADS; c++)
+            if (s0 + c / 4 <= j.k)
+                sum.v[c % 4] += z[c / 4].v[c % 4];
     }
     gpu_store4(j.y + i, sum);
 }

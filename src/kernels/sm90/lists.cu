@@ -79,18 +79,32 @@ GPU_FN void list_many(const struct expert_job &j, struct visit_lists &l)
     }
 }
 
+/* The table of experts on its way to the cache, while the kernel in front still chooses among them: 28 KB
+ * of 256 of them, two lines or three a thread. */
+GPU_FN void expect_experts(const struct expert_job &j)
+{
+    const uint8_t *p = (const uint8_t *)j.experts;
+    int bytes = j.n_experts * (int)sizeof *j.experts;
+    for (int i = 128 * (int)threadIdx.x; i < bytes; i += 128 * (int)blockDim.x)
+        gpu_prefetch(p + i);
+}
+
 /* The same for at most 64 visits of at most 8 rows, by one wave, two visits a lane. */
 GPU_FN void list_few(const struct expert_job &j, int *expert, int *tile_of)
 {
-    int routed = routed_visits(j), lane = gpu_lane(), tile[2], at[2];
-    uint32_t firsts[2];
+    int routed = routed_visits(j), lane = gpu_lane(), tile[2] = {}, at[2] = {};
+    int halves = routed <= 32 ? 1 : 2;
+    uint32_t firsts[2] = {};
     for (int h = 0; h < 2; h++)
         expert[lane + 32 * h] = lane + 32 * h < routed ? j.expert[lane + 32 * h] : -1;
     __syncwarp();
+#pragma unroll
     for (int h = 0; h < 2; h++) {
         int v = lane + 32 * h, e = expert[v], n = 0;
-        at[h] = 0;
+        if (h >= halves)
+            break;
         tile[h] = v; /* its expert's first visit, for now */
+#pragma unroll 8
         for (int u = routed - 1; u >= 0; u--) {
             bool same = expert[u] == e;
             n += same;
@@ -106,6 +120,7 @@ GPU_FN void list_few(const struct expert_job &j, int *expert, int *tile_of)
         }
     }
     __syncwarp();
+#pragma unroll
     for (int h = 0; h < 2; h++) {
         int v = lane + 32 * h;
         if (v >= routed)
@@ -135,6 +150,8 @@ GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)
 {
     GPU_SHARED struct visit_lists l;
     gpu_let_next();
+    if (blockIdx.x == 0)
+        expect_experts(j);
     gpu_wait_before();
     if (blockIdx.x) {
         operand_of_x(j);
@@ -147,6 +164,8 @@ GPU_KERNEL void list_few_kernel(const __grid_constant__ struct expert_job j)
 {
     GPU_SHARED int expert[FEW_VISITS], tile_of[FEW_VISITS];
     gpu_let_next();
+    if (blockIdx.x == 0)
+        expect_experts(j);
     gpu_wait_before();
     if (blockIdx.x) {
         operand_of_x(j);

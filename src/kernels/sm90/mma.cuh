@@ -35,8 +35,11 @@ enum {
 extern "C" {
 size_t attention_sm90_scratch(const struct kernel_limits *l);
 size_t index_sm90_scratch(const struct kernel_limits *l);
+size_t route_sm90_scratch(const struct kernel_limits *l);
 enum fst_status attention_sm90(const struct attention_args *a, struct stream *s);
 enum fst_status index_topk_sm90(const struct index_topk_args *a, struct stream *s);
+enum fst_status route_sm90(const struct route_args *a, struct stream *s);
+bool sm90_route(const struct route_args *a); /* whether it may run here: a question of the model */
 }
 
 /* Place of the 16-byte chunk c of row r of a block. */
@@ -124,6 +127,16 @@ template <int DOWN> GPU_FN void mma_rs(float (&d)[128], const uint32_t (&a)[4], 
                  "}, {%128, %129, %130, %131}, %132, 1, 1, 1, %133;"
                  : MMA_D64(d, 0), MMA_D64(d, 64)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
+}
+
+/* d += A B by one wave: 16 rows, 8 columns, 16 values of k.  A as of a warpgroup's wave; b[0]: column
+ * l/4, k = 2(l%4) and the next, b[1] the same at k + 8; d as the first four of a warpgroup's. */
+GPU_FN void mma_16x8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 /* Two bf16 times a power of two. */
@@ -214,6 +227,20 @@ template <int DOWN, int N> GPU_FN void mma_rs(float (&d)[N], const uint32_t (&a)
         x[i / 4 % 2][k + 1] = gpu_high(pair);
     }
     mma_add(d, 2 * N, x[0], x[1], b, DOWN);
+}
+GPU_FN void mma_16x8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+{
+    for (int k = 0; k < 16; k++) {
+        int lane = gpu_lane(), half = k % 8 / 2;
+        uint32_t x[2], y[2];
+        for (int i = 0; i < 2; i++) {
+            x[i] = gpu_shfl(a[k / 8 * 2 + i], lane / 4 * 4 + half);
+            y[i] = gpu_shfl(b[k / 8], (lane % 4 * 2 + i) * 4 + half);
+        }
+        for (int i = 0; i < 4; i++)
+            d[i] = fmaf(k % 2 ? gpu_high(x[i / 2]) : gpu_low(x[i / 2]),
+                        k % 2 ? gpu_high(y[i % 2]) : gpu_low(y[i % 2]), d[i]);
+    }
 }
 GPU_FN uint32_t mma_pair(float low, float high)
 {

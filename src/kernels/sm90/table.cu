@@ -12,7 +12,9 @@ extern "C" size_t kernels_scratch_gpu(const struct kernel_limits *l);
 
 extern "C" size_t attention_sm90_scratch(const struct kernel_limits *l); /* attention.cu */
 extern "C" size_t index_sm90_scratch(const struct kernel_limits *l);     /* index.cu */
-bool sm90_experts(const struct experts_args *a);                         /* experts.cu */
+extern "C" size_t route_sm90_scratch(const struct kernel_limits *l);     /* route.cu */
+extern "C" bool sm90_route(const struct route_args *a);
+bool sm90_experts(const struct experts_args *a); /* experts.cu */
 
 static enum fst_status pick_attn_in(const struct attn_in_args *a, struct stream *s)
 {
@@ -50,12 +52,18 @@ static enum fst_status pick_experts(const struct experts_args *a, struct stream 
     return sm90_experts(a) ? experts_sm90(a, s) : experts_gpu(a, s);
 }
 
+static enum fst_status pick_route(const struct route_args *a, struct stream *s)
+{
+    return sm90_route(a) ? route_sm90(a, s) : route_gpu(a, s);
+}
+
 extern "C" size_t kernels_scratch_sm90(const struct kernel_limits *l)
 {
     size_t most = FST_MAX(kernels_scratch_gpu(l), lin_project_scratch(l));
     most = FST_MAX(most, lin_experts_scratch(l));
     most = FST_MAX(most, attention_sm90_scratch(l));
     most = FST_MAX(most, index_sm90_scratch(l));
+    most = FST_MAX(most, route_sm90_scratch(l));
     return FST_MAX(most, lin_head_scratch(l));
 }
 
@@ -72,6 +80,7 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->main_proj = pick_main_proj;
     k->head = pick_head;
     k->experts = pick_experts;
+    k->route = pick_route;
     k->index_topk = index_topk_sm90; /* these two delegate by themselves */
     k->attention = attention_sm90;
     return true;
