@@ -255,6 +255,219 @@ template <int N> static void run(struct stream *s, const struct lin_batch *b)
         launch<N, 1>(s, b);
 }
 
+/* ---------------------------------------------------------------- many rows */
+
+/* Four warpgroups, 256 outputs, share the input rows: with a copy for each, 128 rows of wq_b were 168 MB
+ * through the L2 for 34 MB of weights.  A block has one slice of K, a cluster the slices of a tile. */
+enum {
+    WIDE_GROUPS = 4,
+    WIDE_ROWS = WIDE_GROUPS * STREAM_ROWS,
+    WIDE_THREADS = WIDE_GROUPS * STREAM_THREADS
+};
+
+template <int N> struct wide_ring {
+    static constexpr int weights = WIDE_ROWS * STREAM_LINE;
+    static constexpr int slot = weights + 2 * N * STREAM_LINE, slots = 4;
+    static constexpr int scales = slots * slot; /* of the inputs */
+    static constexpr size_t bytes = 1024 + (size_t)scales + slots * N * 4;
+};
+
+/* Line `line` of input row `row`, piece of 16 bytes: this thread's k-th of a stage. */
+struct wide_piece {
+    int row, line, piece;
+};
+template <int N> GPU_FN struct wide_piece wide_piece_of(int k)
+{
+    int i = (int)threadIdx.x + WIDE_THREADS * k, r = i / 8;
+    struct wide_piece p = {r % N, r / N, i % 8};
+    return p;
+}
+
+template <int F, int N>
+GPU_FN void wide_inputs(const struct stream_tile &t, uint32_t ring, int at, int stage)
+{
+    constexpr int lines = form_of<F>::lines,
+                  pieces = (N * lines * 8 + WIDE_THREADS - 1) / WIDE_THREADS;
+    uint32_t in = ring + (uint32_t)(at * wide_ring<N>::slot + wide_ring<N>::weights);
+#pragma unroll
+    for (int k = 0; k < pieces; k++) {
+        struct wide_piece p = wide_piece_of<N>(k);
+        if (p.row < t.n && p.line < lines)
+            copy16(in + (uint32_t)((p.line * N + p.row) * STREAM_LINE +
+                                   ((p.piece ^ (p.row & 7)) << 4)),
+                   t.x + p.row * t.x_pitch + (stage * lines + p.line) * STREAM_LINE + 16 * p.piece);
+    }
+    int row = (int)threadIdx.x;
+    if (form_of<F>::coded && row < t.n)
+        copy4(ring + (uint32_t)(wide_ring<N>::scales + 4 * (at * N + row)),
+              t.xs + (int64_t)row * t.xs_pitch + stage);
+}
+
+template <int F, int N> GPU_FN void wide_weights(struct stream_feed<F, N> &f, uint32_t ring, int at)
+{
+    uint32_t to =
+        ring + (uint32_t)(at * wide_ring<N>::slot + group_of() * STREAM_ROWS * STREAM_LINE);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (f.left > 0)
+            copy16(to + (f.w_at ^ (k & 1 ? 64 : 0)) + (uint32_t)(4 * k * STREAM_LINE), f.w[k]);
+        f.w[k] += STREAM_LINE;
+    }
+    f.left -= STREAM_LINE;
+}
+
+/* As stream_sum, for all warpgroups of a block; t.x and t.xs at its first row. */
+template <int F, int N>
+GPU_FN void wide_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t *shared)
+{
+    constexpr int slots = wide_ring<N>::slots;
+    uint8_t *base = shared + (-shared_at(shared) & 1023);
+    uint32_t ring = shared_at(base);
+    int stages = t.values / form_of<F>::values, at = 0, fill = slots - 1;
+    float f[2] = {1, 1};
+    struct stream_feed<F, N> feed;
+    feed_weights<F, N>(feed, t);
+#pragma unroll
+    for (int i = 0; i < slots - 1; i++)
+        wide_weights<F, N>(feed, ring, i);
+    gpu_wait_before();
+#pragma unroll
+    for (int i = 0; i < slots - 1; i++) {
+        if (i < stages)
+            wide_inputs<F, N>(t, ring, i, i);
+        copies_end();
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        acc[i] = 0;
+    for (int i = 0; i < stages; i++) {
+        const uint8_t *slot = base + at * wide_ring<N>::slot;
+        if (F != FORM_BF16) {
+            f[0] = gpu_e8m0(__ldg(t.s[0] + i));
+            f[1] = gpu_e8m0(__ldg(t.s[1] + i));
+        }
+        copies_wait<slots - 2>();
+        shared_to_wgmma();
+        __syncthreads();
+        if (i + slots - 1 < stages) {
+            wide_weights<F, N>(feed, ring, fill);
+            wide_inputs<F, N>(t, ring, fill, i + slots - 1);
+        }
+        copies_end();
+        plain_block<F, N>(acc, slot + group_of() * STREAM_ROWS * STREAM_LINE,
+                          shared_at(slot + wide_ring<N>::weights),
+                          base + wide_ring<N>::scales + 4 * at * N, f);
+        fill = at;
+        at = at + 1 == slots ? 0 : at + 1;
+    }
+    copies_wait<0>();
+    __syncthreads();
+}
+
+struct wide_launch {
+    struct lin_batch b;
+    int cluster; /* most slices of a job: blocks of a cluster */
+};
+
+/* Block `block` of the job: WIDE_ROWS outputs from o. */
+template <int N> GPU_FN struct lin_part wide_part_of(const struct lin_job &j, int block)
+{
+    struct lin_part p;
+    int tiles = (j.n_rows + N - 1) / N;
+    p.n = slices(j);
+    p.slice = block % p.n;
+    block /= p.n;
+    p.o = block / tiles * WIDE_ROWS;
+    p.row = block % tiles * N;
+    return p;
+}
+
+template <int N>
+GPU_FN void wide_join(const struct lin_job &j, const struct lin_part &p, const float *sums,
+                      int cluster)
+{
+    int first = (int)blockIdx.x % cluster - p.slice, rows = min(N, j.n_rows - p.row);
+    for (int i = p.slice * WIDE_THREADS + (int)threadIdx.x; i < rows * WIDE_ROWS;
+         i += p.n * WIDE_THREADS) {
+        int row = i / WIDE_ROWS, o = i % WIDE_ROWS;
+        uint32_t at = shared_at(sums + (o / STREAM_ROWS * N + row) * SUM_PITCH + o % STREAM_ROWS);
+        float v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            v[k] = k < p.n ? cluster_load(at, first + k) : 0;
+        float low = (v[0] + v[1]) + (v[2] + v[3]), high = (v[4] + v[5]) + (v[6] + v[7]);
+        lin_store(j, p.row + row, p.o + o, low + high);
+    }
+}
+
+template <int N>
+GPU_KERNEL void __launch_bounds__(WIDE_THREADS, 1)
+    wide_kernel(const __grid_constant__ struct wide_launch l)
+{
+    GPU_DYNAMIC(uint8_t, shared);
+    int block = (int)blockIdx.x, i = 0;
+    gpu_let_next();
+    while (block >= l.b.job[i].blocks)
+        block -= l.b.job[i++].blocks;
+    const struct lin_job &j = l.b.job[i];
+    struct lin_part p = wide_part_of<N>(j, block), own = p;
+    float acc[N / 2];
+    bool mine = p.o < j.w.n_out; /* a job's last cluster may be wider than it */
+    if (mine) {
+        own.o = p.o + group_of() * STREAM_ROWS;
+        struct lin_part from = own; /* a group beyond the outputs does another's work again */
+        from.o = min(own.o, (j.w.n_out - 1) / STREAM_ROWS * STREAM_ROWS);
+        struct stream_tile t = lin_tile<N>(j, from, j.flags & LIN_WIDE);
+        t.x += p.row * t.x_pitch;
+        t.xs += (int64_t)p.row * t.xs_pitch;
+        if (j.w.fmt == WEIGHT_BF16)
+            wide_sum<FORM_BF16, N>(acc, t, shared);
+        else if (j.flags & LIN_WIDE)
+            wide_sum<FORM_WIDE, N>(acc, t, shared);
+        else
+            wide_sum<FORM_FP8, N>(acc, t, shared);
+        if (p.n == 1)
+            lin_put_sums<N>(j, own, acc);
+        else
+            lin_share<N>((float *)(void *)shared + group_of() * N * SUM_PITCH, acc);
+    } else
+        gpu_wait_before();
+    if (l.cluster == 1)
+        return;
+    cluster_sync();
+    if (mine && p.n > 1)
+        wide_join<N>(j, p, (const float *)(const void *)shared, l.cluster);
+    cluster_sync(); /* nobody leaves while others read its sums */
+}
+
+template <int N> static void run_wide(struct stream *s, const struct lin_batch *b)
+{
+    struct wide_launch l = {*b, 1};
+    int64_t grid = 0;
+    for (int i = 0; i < b->n; i++)
+        l.cluster = FST_MAX(l.cluster, slices(b->job[i]));
+    for (int i = 0; i < b->n; i++) {
+        struct lin_job *j = &l.b.job[i];
+        int64_t blocks = div_up(j->w.n_out, WIDE_ROWS) * div_up(j->n_rows, N) * slices(*j);
+        blocks = round_up(blocks, l.cluster);
+        FST_ASSERT(blocks <= INT32_MAX);
+        j->blocks = (int)blocks;
+        grid += blocks;
+    }
+    sm90_launch(wide_kernel<N>, grid, WIDE_THREADS, wide_ring<N>::bytes, l.cluster, s, l);
+}
+
+/* All outputs of a tile read the same inputs. */
+static bool can_be_wide(const struct lin_batch *b)
+{
+    for (int i = 0; i < b->n; i++)
+        if (b->job[i].group != b->job[i].w.n_out && b->job[i].group % WIDE_ROWS != 0)
+            return false;
+    return true;
+}
+
+/* ---------------------------------------------------------------- launch */
+
 void lin_run(struct stream *s, struct lin_batch *b)
 {
     int rows = 0;
@@ -264,10 +477,12 @@ void lin_run(struct stream *s, struct lin_batch *b)
         run<8>(s, b);
     else if (rows <= 16)
         run<16>(s, b);
-    else if (rows <= 32)
-        run<32>(s, b);
+    else if (rows <= 32 && can_be_wide(b))
+        run_wide<32>(s, b);
+    else if (can_be_wide(b))
+        run_wide<64>(s, b);
     else
-        run<64>(s, b);
+        run<32>(s, b);
 }
 
 /* ---------------------------------------------------------------- what is fast here */
