@@ -378,34 +378,31 @@ GPU_FN void fp4_add(float (&acc)[N / 2], const float (&sum)[BLOCKS][N / 2], cons
     stream_add<N>(acc, sum[b], gain, scales + stream_ring<N>::w_scales + 4 * at * N);
 }
 
-/* acc += weights w times inputs `in` of a stage; xs: the inputs' scales, f the weights'.  Not FP4. */
 template <int F, int N>
-GPU_FN void plain_block(float (&acc)[N / 2], const uint8_t *w, uint32_t in, const uint8_t *xs,
-                        const float (&f)[2])
+GPU_FN void stream_block(float (&acc)[N / 2], const uint8_t *slot, const uint8_t *scales,
+                         const float (&f)[2], int block)
 {
     uint32_t a[4][4], b[4][4];
     float d[N / 2];
-    if (F == FORM_WIDE)
-        wide_steps(a, w, 0);
-    else
-        plain_steps(a, w);
-    if (F == FORM_WIDE && N < 64)
-        wide_steps(b, w, 1);
+    if (F == FORM_FP4) {
+        float sum[1][N / 2];
+        fp4_sums<N, 1>(sum, slot, scales, block);
+        fp4_add<N, 1>(acc, sum, scales, 0, block);
+        return;
+    }
+    if (F == FORM_WIDE) {
+        wide_steps(a, slot, 0);
+        wide_steps(b, slot, 1);
+    } else
+        plain_steps(a, slot);
     wgmma_begin();
     if (F == FORM_BF16) {
-        multiply<false, N>(acc, a, in, true);
+        multiply<false, N>(acc, a, input_line<N>(slot, 0), true);
     } else if (F == FORM_WIDE) {
-        multiply<false, N>(d, a, in, false);
-        if (N >= 64) { /* no registers for both halves */
-            wgmma_end();
-            wgmma_wait<0>();
-            wgmma_hold(d);
-            wide_steps(b, w, 1);
-            wgmma_begin();
-        }
-        multiply<false, N>(d, b, in + N * STREAM_LINE, true);
+        multiply<false, N>(d, a, input_line<N>(slot, 0), false);
+        multiply<false, N>(d, b, input_line<N>(slot, 1), true);
     } else
-        multiply<true, N>(d, a, in, false);
+        multiply<true, N>(d, a, input_line<N>(slot, 0), false);
     wgmma_end();
     wgmma_wait<0>();
     if (F == FORM_BF16) {
@@ -413,19 +410,7 @@ GPU_FN void plain_block(float (&acc)[N / 2], const uint8_t *w, uint32_t in, cons
         return;
     }
     wgmma_hold(d);
-    stream_add<N>(acc, d, f, F == FORM_WIDE ? NULL : xs);
-}
-
-template <int F, int N>
-GPU_FN void stream_block(float (&acc)[N / 2], const uint8_t *slot, const uint8_t *scales,
-                         const float (&f)[2], int block)
-{
-    float sum[1][N / 2];
-    if (F == FORM_FP4) {
-        fp4_sums<N, 1>(sum, slot, scales, block);
-        fp4_add<N, 1>(acc, sum, scales, 0, block);
-    } else
-        plain_block<F, N>(acc, slot, input_line<N>(slot, 0), scales + stream_ring<N>::w_scales, f);
+    stream_add<N>(acc, d, f, F == FORM_WIDE ? NULL : scales + stream_ring<N>::w_scales);
 }
 
 /* ---------------------------------------------------------------- a tile */
