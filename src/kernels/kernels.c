@@ -111,14 +111,18 @@ enum fst_status kernels_of_device(struct kernels *k, const struct device *d, con
                                   enum precision precision)
 {
     bool portable = name && strcmp(name, "gpu") == 0;
-    if (name && *name && strcmp(name, "auto") != 0 && !portable)
-        return fst_error(FST_EINVAL, "kernels: '%s', expected auto or gpu with --device %s", name,
-                         d->name);
+    bool named = name && *name && strcmp(name, "auto") != 0 && !portable;
+    if (named && strcmp(name, "sm90") != 0)
+        return fst_error(FST_EINVAL, "kernels: '%s', expected auto, gpu or sm90 with --device %s",
+                         name, d->name);
     if (precision == PRECISION_REFERENCE)
         return fst_error(FST_EINVAL, "precision reference runs on the CPU alone, not on %s",
                          d->name);
     if (!d->kernels(k, sizeof *k, portable))
         return fst_error(FST_EMACHINE, "--device %s: its module is of another build", d->name);
+    if (named && strcmp(k->name, name) != 0)
+        return fst_error(FST_EMACHINE, "kernels: %s needs a Hopper card, this is %s", name,
+                         d->card);
     return FST_OK;
 }
 

@@ -408,7 +408,7 @@ void kernels_init(struct kernels *k, unsigned flags);
 enum fst_status kernels_select(struct kernels *k, const char *name, enum precision precision);
 
 /* The table of an opened card.  `name` as of kernels_select: "auto" (what is made for the card, on
- * Hopper "sm90"), "gpu" (what runs on every card), NULL: auto.  FST_EMACHINE when the module is of another build. */
+ * Hopper "sm90"), "gpu" (what runs on every card), "sm90"; NULL: auto.  FST_EMACHINE when the module is of another build. */
 enum fst_status kernels_of_device(struct kernels *k, const struct device *d, const char *name,
                                   enum precision precision);
 

@@ -618,7 +618,7 @@ static bool open_card(struct ck *c, const char *name)
 {
     enum { ARENA = 6 };
     if (device_open(&c->device, name) < 0 ||
-        kernels_of_device(&queued, c->device, NULL, PRECISION_NATIVE) < 0) {
+        kernels_of_device(&queued, c->device, getenv("FIRESTEEL_KERNELS"), PRECISION_NATIVE) < 0) {
         printf("%s\n", fst_error_text());
         return false;
     }

@@ -419,6 +419,8 @@ static void test_table(void **state)
     (void)state;
     assert_int_equal(kernels_of_device(&k, &far_device, "auto", PRECISION_NATIVE), FST_OK);
     assert_int_equal(kernels_of_device(&k, &far_device, "gpu", PRECISION_NATIVE), FST_OK);
+    assert_int_equal(kernels_of_device(&k, &far_device, "sm90", PRECISION_NATIVE), FST_EMACHINE);
+    assert_int_equal(kernels_of_device(&k, &far_device, "sm80", PRECISION_NATIVE), FST_EINVAL);
     assert_int_equal(kernels_of_device(&k, &far_device, "avx2", PRECISION_NATIVE), FST_EINVAL);
     assert_int_equal(kernels_of_device(&k, &far_device, NULL, PRECISION_REFERENCE), FST_EINVAL);
 }

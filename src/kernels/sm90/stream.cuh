@@ -6,7 +6,7 @@
  *
  * Which of a step's values stands where does not matter as long as both sides agree, so a thread
  * takes 16 or 32 bytes in a row of the stored weights, and inputs are laid out to match, once, by the
- * kernel that quantises them (operand.cuh):
+ * kernel that quantises them (linear.cuh):
  *   for FP4   within 128 values, 32j + 8q + 2i goes to step j, byte 4q + i, the next one to byte 16 + 4q + i
  *   for FP8   within 128 values, 32q + 8j + i goes to step j, byte 4q + i (i < 4) or 16 + 4q + i - 4
  *   bf16      within  64 values, 16q + 4j + i goes to step j, byte 4q + 2i (i < 2) or 16 + 4q + 2i - 4

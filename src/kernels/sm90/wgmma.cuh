@@ -121,9 +121,7 @@ template <int LEFT> GPU_FN void copies_wait(void)
 /* What this thread wrote to shared memory is seen by products that start after the next barrier. */
 GPU_FN void shared_to_wgmma(void)
 {
-#ifndef NO_FENCE
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-#endif
 }
 
 /* ---------------------------------------------------------------- clusters */
