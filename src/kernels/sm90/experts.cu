@@ -244,30 +244,33 @@ GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
 
 /* ---------------------------------------------------------------- from tile to tile */
 
-/* A warpgroup's items: 64 weight rows of a routed tile, every `step`-th from `first`. */
+/* Items are 64 weight rows of a routed tile.  A block's first one follows from its number; whoever is
+ * done asks a counter for the next, since blocks do not stay abreast: with every n-th item fixed, 2,112
+ * items of six rows left a tenth of the blocks with one more than the others. */
 struct walk {
-    int first, step, n, outs;
-    uint32_t
-        share; /* 2^32 / outs, rounded up: a product for a division, exact below 2^32 / outs items */
+    int all, outs, given; /* given: items that are not the counter's */
+    uint32_t share;       /* 2^32 / outs, rounded up: exact below 2^32 / outs items */
+    int32_t *next;
+    int *item; /* shared: of the block's i-th, at i & 3 */
 };
 
-/* Tile and output of item i. */
+/* Tile and output of the block's i-th item. */
 GPU_FN int walk_tile(const struct walk &w, int i)
 {
-    return (int)__umulhi((uint32_t)(w.first + i * w.step), w.share);
+    return (int)__umulhi((uint32_t)w.item[i & 3], w.share);
 }
 GPU_FN int walk_out(const struct walk &w, int i)
 {
-    return w.first + i * w.step - walk_tile(w, i) * w.outs;
+    return w.item[i & 3] - walk_tile(w, i) * w.outs;
 }
 
-/* Tile of item i, on its way to shared memory; by eight threads. */
+/* Tile of the i-th item, on its way to shared memory; by eight threads. */
 GPU_FN void walk_ask(const struct expert_job &j, const struct walk &w, struct visit_tile *tiles,
                      int i)
 {
     static_assert(sizeof *tiles == 128, "eight copies");
     int t = (int)threadIdx.x;
-    if (i >= w.n || t >= 8)
+    if (t >= 8)
         return;
     const struct visit_tile *from = j.tile + walk_tile(w, i);
     copy16(shared_at(tiles + (i & 3)) + (uint32_t)(16 * t), (const uint8_t *)from + 16 * t);
@@ -280,8 +283,8 @@ template <bool DOWN, int BLOCKS> struct walk_feed {
     static constexpr int pitch = BLOCKS * 64, stages = BLOCKS / 2;
     const uint8_t *w, *up, *s, *x; /* up: rows of w3 */
     const float *xs;
-    bool has_x, has_xs;
-    int item, stage;
+    bool has_x, has_xs, more; /* more: there is an item after this */
+    int item, stage, asked;
 };
 
 template <bool DOWN, int BLOCKS>
@@ -314,12 +317,15 @@ GPU_FN void walk_copy(struct walk_feed<DOWN, BLOCKS> &f, const struct expert_job
 {
     constexpr int pitch = f.pitch;
     int t = (int)threadIdx.x, warp = t / 32, lane = t % 32;
-    if (f.item >= w.n)
+    if (!f.more)
         return;
     if (f.stage == 0) {
         walk_begin<DOWN, BLOCKS>(f, j, w, tiles);
+        f.asked = t == 0 ? atomicAdd(w.next, 1) : 0;
+    } else if (f.stage == 1 && t == 0) /* it was on its way for a stage */
+        w.item[(f.item + 1) & 3] = w.given + f.asked;
+    else if (f.stage == 3 && w.item[(f.item + 1) & 3] < w.all)
         walk_ask(j, w, tiles, f.item + 1);
-    }
     uint32_t slot = ring + (uint32_t)(to * stream_ring<VISITS>::slot);
     uint32_t scales =
         ring + (uint32_t)(stream_ring<VISITS>::all_scales + to * stream_ring<VISITS>::scales);
@@ -345,7 +351,7 @@ GPU_FN void walk_copy(struct walk_feed<DOWN, BLOCKS> &f, const struct expert_job
     f.xs += 2;
     if (++f.stage == f.stages) {
         f.stage = 0;
-        f.item++;
+        f.more = w.item[++f.item & 3] < w.all;
     }
 }
 
@@ -401,30 +407,28 @@ GPU_FN bool walk_stage(struct walk_state &s, struct walk_feed<DOWN, BLOCKS> &f,
     for (int i = 0; i < VISITS / 2; i++)
         s.acc[i] = 0;
     s.block = 0;
-    return s.item < w.n;
+    return w.item[s.item & 3] < w.all;
 }
 
-/* The routed tiles' gate and up, or down: items first, first + step, ..  The loop is over the stages of all its items, so that the ring never runs dry between two.  A tile's words arrive with
- * the stages of the tile before, of which there are as many as slots or more. */
+/* The routed tiles' gate and up, or down; the first item is w.item[0].  The loop is over the stages of all
+ * items, so that the ring never runs dry between two: the next item is asked for in stage 0, known in
+ * stage 1, its tile asked for in stage 3 (after a barrier) and there with the first stage after it. */
 template <bool DOWN, int BLOCKS>
-GPU_FN void walk_routed(const struct expert_job &j, int first, int step, uint8_t *shared,
+GPU_FN void walk_routed(const struct expert_job &j, const struct walk &w, uint8_t *shared,
                         struct visit_tile *tiles)
 {
     constexpr int slots = stream_ring<VISITS>::slots;
-    static_assert(BLOCKS / 2 >= slots - 1 && BLOCKS % KERN_SEGMENTS == 0, "see above");
+    static_assert(BLOCKS / 2 - 3 >= slots - 1 && slots == 4 && BLOCKS % KERN_SEGMENTS == 0,
+                  "see above");
     uint8_t *base = shared + (-shared_at(shared) & 1023);
-    int outs = outputs(j, DOWN), all = *j.n_tiles * outs;
-    struct walk w = {first, step, (all - first + step - 1) / step, outs,
-                     0xffffffffu / (uint32_t)outs + 1};
     struct walk_feed<DOWN, BLOCKS> f;
     struct walk_state s = {};
-    if (first >= all)
-        return;
     walk_ask(j, w, tiles, 0);
     copies_end();
     copies_wait<0>();
     __syncthreads();
-    f.item = f.stage = 0;
+    f.item = f.stage = f.asked = 0;
+    f.more = true;
     for (int i = 0; i < slots - 1; i++) {
         walk_copy<DOWN, BLOCKS>(f, j, w, tiles, shared_at(base), i);
         copies_end();
@@ -436,29 +440,32 @@ GPU_FN void walk_routed(const struct expert_job &j, int first, int step, uint8_t
     copies_wait<0>();
 }
 
-/* A block's items: its number, then so many blocks further each; the first j.shared_blocks are halves of
- * the shared expert's tiles, which are as long as routed ones. */
+/* The first j.shared_blocks blocks begin with halves of the shared expert's tiles, which are as long as
+ * routed ones. */
 template <bool DOWN, int BLOCKS>
 GPU_KERNEL void __launch_bounds__(STREAM_THREADS, 4)
     walk_kernel(const __grid_constant__ struct expert_job j)
 {
     GPU_DYNAMIC(uint8_t, shared);
     GPU_SHARED struct visit_tile tiles[4];
-    GPU_SHARED int row[VISITS], visit[VISITS];
-    int block = (int)blockIdx.x, first = block - j.shared_blocks, step = (int)gridDim.x;
+    GPU_SHARED int row[VISITS], visit[VISITS], item[4];
+    int block = (int)blockIdx.x, first = block - j.shared_blocks;
     gpu_let_next();
-    if (first < 0) {
-        first += step;
-        if (DOWN)
-            down<FORM_FP8, VISITS>(j, j.shared.w2, shared_tile(j, 0), block / 2 * STREAM_ROWS,
-                                   shared, row);
-        else
-            hidden<FORM_FP8, VISITS>(j, j.shared, shared_tile(j, 0), block / 2 * GATES, shared, row,
-                                     visit);
-        __syncthreads();
-    }
+    if (first < 0 && DOWN)
+        down<FORM_FP8, VISITS>(j, j.shared.w2, shared_tile(j, 0), block / 2 * STREAM_ROWS, shared,
+                               row);
+    else if (first < 0)
+        hidden<FORM_FP8, VISITS>(j, j.shared, shared_tile(j, 0), block / 2 * GATES, shared, row,
+                                 visit);
     gpu_wait_before();
-    walk_routed<DOWN, BLOCKS>(j, first, step, shared, tiles);
+    int outs = outputs(j, DOWN), given = (int)gridDim.x - j.shared_blocks;
+    struct walk w = {*j.n_tiles * outs, outs, given, 0xffffffffu / (uint32_t)outs + 1,
+                     j.next + DOWN,     item};
+    if (threadIdx.x == 0)
+        item[0] = first < 0 ? given + atomicAdd(w.next, 1) : first;
+    __syncthreads();
+    if (item[0] < w.all)
+        walk_routed<DOWN, BLOCKS>(j, w, shared, tiles);
 }
 
 /* Inputs of V4-Flash's and V4-Pro's experts, in blocks. */
@@ -546,7 +553,8 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
     j.expert = a->expert + t0 * a->k;
     j.weight = a->weight + t0 * a->k;
     j.tile = gpu_take<struct visit_tile>(&c, visits);
-    j.n_tiles = gpu_take<int32_t>(&c, 1);
+    j.n_tiles = gpu_take<int32_t>(&c, 3);
+    j.next = j.n_tiles + 1;
     j.list = gpu_take<int32_t>(&c, visits);
     j.h = gpu_take<uint16_t>(&c, visits * moe);
     j.h_codes = (uint8_t *)gpu_take<uint16_t>(&c, visits * moe);
@@ -590,6 +598,6 @@ size_t lin_experts_scratch(const struct kernel_limits *l)
 {
     int64_t n = FST_MIN(l->n_rows, EXPERT_ROWS), visits = n * (l->k + 1);
     return 2 * gpu_piece(n * l->dim, 2) + gpu_piece(visits, sizeof(struct visit_tile)) +
-           gpu_piece(1, 4) + gpu_piece(visits, 4) + 2 * gpu_piece(visits * l->moe_dim, 2) +
+           gpu_piece(3, 4) + gpu_piece(visits, 4) + 2 * gpu_piece(visits * l->moe_dim, 2) +
            gpu_piece(visits * l->dim, 4);
 }

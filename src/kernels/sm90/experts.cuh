@@ -27,7 +27,7 @@ struct expert_job {
     const int32_t *expert;
     const float *weight;
     struct visit_tile *tile; /* routed ones */
-    int32_t *n_tiles;
+    int32_t *n_tiles, *next; /* next: items that were asked for, of gate and up and of down */
     int32_t *list;
     uint16_t *h;      /* (visits, moe_dim) bf16 */
     uint8_t *h_codes; /* operand of w2 */

@@ -63,8 +63,10 @@ GPU_FN void list_many(const struct expert_job &j, struct visit_lists &l)
     for (int i = 0; i < tiles; i++)
         name_tile(j, j.tile + first + i, t, start + i * j.per_tile,
                   min(j.per_tile, n - i * j.per_tile));
-    if (t == 0)
+    if (t == 0) {
         *j.n_tiles = all;
+        j.next[0] = j.next[1] = 0;
+    }
     __syncthreads();
     for (int v = t; v < routed; v += LIST_THREADS)
         j.list[atomicAdd(&l.start[j.expert[v]], 1)] = v;
@@ -129,8 +131,10 @@ GPU_FN void list_few(const struct expert_job &j, int *expert, int *tile_of)
         x->visit[at[h]] = v;
         x->row[at[h]] = v / j.k;
     }
-    if (lane == 0)
+    if (lane == 0) {
         *j.n_tiles = __popc(firsts[0]) + __popc(firsts[1]);
+        j.next[0] = j.next[1] = 0;
+    }
 }
 
 /* Blocks after the first: x as operand of both kinds of weights. */
