@@ -440,25 +440,24 @@ GPU_FN void walk_routed(const struct expert_job &j, const struct walk &w, uint8_
     copies_wait<0>();
 }
 
-/* The first j.shared_blocks blocks begin with halves of the shared expert's tiles, which are as long as
- * routed ones. */
-template <bool DOWN, int BLOCKS>
+/* The first j.shared_blocks blocks begin with halves of the shared expert's tiles of S rows, which are as
+ * long as routed ones. */
+template <bool DOWN, int BLOCKS, int S>
 GPU_KERNEL void __launch_bounds__(STREAM_THREADS, 4)
     walk_kernel(const __grid_constant__ struct expert_job j)
 {
     GPU_DYNAMIC(uint8_t, shared);
     GPU_SHARED struct visit_tile tiles[4];
-    GPU_SHARED int row[VISITS], visit[VISITS], item[4];
-    int block = (int)blockIdx.x, first = block - j.shared_blocks;
+    GPU_SHARED int row[S], visit[S], item[4];
+    int outs = outputs(j, DOWN), block = (int)blockIdx.x, first = block - j.shared_blocks;
+    struct visit_tile own = shared_tile(j, block / 2 / outs);
     gpu_let_next();
     if (first < 0 && DOWN)
-        down<FORM_FP8, VISITS>(j, j.shared.w2, shared_tile(j, 0), block / 2 * STREAM_ROWS, shared,
-                               row);
+        down<FORM_FP8, S>(j, j.shared.w2, own, block / 2 % outs * STREAM_ROWS, shared, row);
     else if (first < 0)
-        hidden<FORM_FP8, VISITS>(j, j.shared, shared_tile(j, 0), block / 2 * GATES, shared, row,
-                                 visit);
+        hidden<FORM_FP8, S>(j, j.shared, own, block / 2 % outs * GATES, shared, row, visit);
     gpu_wait_before();
-    int outs = outputs(j, DOWN), given = (int)gridDim.x - j.shared_blocks;
+    int given = (int)gridDim.x - j.shared_blocks;
     struct walk w = {*j.n_tiles * outs, outs, given, 0xffffffffu / (uint32_t)outs + 1,
                      j.next + DOWN,     item};
     if (threadIdx.x == 0)
@@ -469,17 +468,17 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, 4)
 }
 
 /* Inputs of V4-Flash's and V4-Pro's experts, in blocks. */
-template <bool DOWN> static void (*walk_of(int width))(struct expert_job)
+template <bool DOWN, int S> static void (*walk_of(int width))(struct expert_job)
 {
     switch (width / LIN_BLOCK) {
     case 16:
-        return walk_kernel<DOWN, 16>;
+        return DOWN ? walk_kernel<DOWN, 16, S> : NULL;
     case 24:
-        return walk_kernel<DOWN, 24>;
+        return DOWN ? walk_kernel<DOWN, 24, S> : NULL;
     case 32:
-        return walk_kernel<DOWN, 32>;
+        return DOWN ? NULL : walk_kernel<DOWN, 32, S>;
     case 56:
-        return walk_kernel<DOWN, 56>;
+        return DOWN ? NULL : walk_kernel<DOWN, 56, S>;
     default:
         return NULL;
     }
@@ -500,10 +499,11 @@ template <int S, bool DOWN> static void walk(struct expert_job j, struct stream 
 {
     int64_t shared = 2 * outputs(j, DOWN) * shared_tiles(j);
     int64_t routed = outputs(j, DOWN) * routed_tiles(j), places = 4 * (int64_t)j.processors;
-    void (*kernel)(struct expert_job) = walk_of<DOWN>(DOWN ? j.moe_dim : j.dim);
-    if (S == VISITS) { /* in one launch */
+    constexpr int first = S <= 32 ? S : VISITS; /* of more rows the tiles have other blocks */
+    void (*kernel)(struct expert_job) = walk_of<DOWN, first>(DOWN ? j.moe_dim : j.dim);
+    if (S == first) {
         j.shared_blocks = (int)shared;
-        launch<VISITS>(kernel, j, FST_MAX(shared, FST_MIN(shared + routed, places)), 2, s);
+        launch<S>(kernel, j, FST_MAX(shared, FST_MIN(shared + routed, places)), 2, s);
         return;
     }
     launch<S>(DOWN ? down_kernel<S, true> : hidden_kernel<S, true>, j, shared, 2, s);
@@ -523,7 +523,7 @@ template <int N, int S, bool DOWN> static void tiles(const struct expert_job &j,
 template <int N, int S> static void run(struct expert_job j, struct stream *s)
 {
     int64_t h = div_up((int64_t)all_visits(j) * (j.moe_dim / LIN_BLOCK), 4);
-    bool walks = N == VISITS && walk_of<false>(j.dim) && walk_of<true>(j.moe_dim) &&
+    bool walks = N == VISITS && walk_of<false, VISITS>(j.dim) && walk_of<true, VISITS>(j.moe_dim) &&
                  j.dim % STREAM_ROWS == 0;
     j.per_tile = N;
     j.per_shared = S;
@@ -569,8 +569,6 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
     j.processors = s->device->multiprocessors;
     if (n <= 8)
         run<8, 8>(j, s);
-    else if (n <= 16)
-        run<8, 16>(j, s);
     else if (n <= 32)
         run<8, 32>(j, s);
     else if (n <= 256)
