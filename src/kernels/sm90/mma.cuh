@@ -39,15 +39,25 @@ enum fst_status attention_sm90(const struct attention_args *a, struct stream *s)
 enum fst_status index_topk_sm90(const struct index_topk_args *a, struct stream *s);
 }
 
+GPU_FN uint32_t mma_address(const void *p)
+{
+#if defined(__CUDACC__)
+    return shared_at(p);
+#else
+    return (uint32_t)(uintptr_t)p;
+#endif
+}
 /* Place of the 16-byte chunk c of row r of a block. */
 GPU_FN int mma_place(int r, int c)
 {
     return r * MMA_LINE + ((c ^ (r & 7)) << 4);
 }
 
-GPU_FN uint8_t *mma_aligned(void *p)
+/* The next multiple of MMA_ALIGN: as bytes to add, so that a compiler still sees a place in shared memory
+ * and takes the loads and stores of that. */
+GPU_FN uint8_t *mma_aligned(uint8_t *p)
 {
-    return (uint8_t *)(((uintptr_t)p + MMA_ALIGN - 1) / MMA_ALIGN * MMA_ALIGN);
+    return p + (-mma_address(p) & (uint32_t)(MMA_ALIGN - 1));
 }
 
 GPU_FN void mma_store16(uint8_t *p, struct gpu_words w)
