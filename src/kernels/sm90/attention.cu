@@ -92,46 +92,107 @@ GPU_FN int piece_keys(const struct place *w, int p)
     return of.hi - of.lo + 1;
 }
 
+/* A key on its way: where it lies depends on its page, and that on the row's choice of entries.  Each of
+ * these loads takes as long as hundreds of instructions: what others there are goes in between. */
+struct seek {
+    enum range_kind kind;
+    int32_t x, page; /* position or entry; -1: none */
+};
+
 /* Key i of piece p. */
+GPU_FN void seek_start(const struct attention_sm90_job *j, const struct place *w, int p, int i,
+                       struct seek *k)
+{
+    struct range of = keys_piece(w->r, p);
+    k->kind = of.kind;
+    k->x = -1;
+    if (p >= w->n || of.lo + i > of.hi)
+        return;
+    k->x = of.lo + i;
+    if (k->kind == RANGE_SELECTED)
+        k->x = j->a.sel[(int64_t)w->t * j->a.topk + k->x];
+}
+GPU_FN void seek_page(const struct attention_sm90_job *j, const struct place *w, struct seek *k)
+{
+    k->page = 0;
+    if (k->kind != RANGE_POSITIONS && k->x >= 0)
+        k->page = rows_pages(&j->rows, w->at.slot)[k->x >> rows_page_shift(&j->l)];
+}
+GPU_FN int32_t seek_end(const struct attention_sm90_job *j, const struct place *w,
+                        const struct seek *k)
+{
+    if (k->x < 0)
+        return NO_KEY;
+    if (k->kind != RANGE_POSITIONS)
+        return (int32_t)rows_of_page(&j->l, k->page, k->x);
+    return (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, k->kind, k->x);
+}
+
+/* At once. */
 GPU_FN int32_t find_key(const struct attention_sm90_job *j, const struct place *w, int p, int i)
 {
-    if (p >= w->n)
-        return NO_KEY;
-    struct range of = keys_piece(w->r, p);
-    if (of.lo + i > of.hi)
-        return NO_KEY;
-    return (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, of.kind, of.lo + i);
+    struct seek k;
+    seek_start(j, w, p, i, &k);
+    seek_page(j, w, &k);
+    return seek_end(j, w, &k);
 }
 
-/* Threads 0 .. 63 find the keys of piece p. */
-GPU_FN void find_keys(const struct attention_sm90_job *j, const struct place *w, int p, int32_t *at)
+GPU_FN bool is_scout(void)
 {
-    if ((int)threadIdx.x < TILE)
-        at[threadIdx.x] = find_key(j, w, p, (int)threadIdx.x);
+    return (int)threadIdx.x < SCOUTS;
 }
 
-/* Values 16*part .. +15 of a key as they lie in memory.  Own rows that are floats: as 0 here. */
-GPU_FN struct rows_raw fetch(const struct attention_sm90_job *j, int32_t at, int part)
+/* What a lane loads of a key: 16 codes and all scales of the row, or 16 values as bf16. */
+struct raw_part {
+    struct gpu_words a, b;
+};
+
+GPU_FN bool has_codes(const struct attention_sm90_job *j, int32_t at, int part)
 {
-    bool mine = at < 0, fp8 = !mine && j->l.format == ROW_FP8;
-    bool codes = fp8 && part < ROWS_FP8_NOPE / 16;
-    struct rows_raw r = {};
-    r.scale = ROWS_PLAIN;
-    if (at == NO_KEY || (mine && !j->own))
-        return r;
-    ROWS_CHECK(at < j->l.n_rows);
-    if (codes) {
-        const uint8_t *p = j->l.nope + (int64_t)at * ROWS_FP8_BYTES;
-        r.a = gpu_load16(p + 16 * part);
-        r.scale = p[ROWS_FP8_NOPE + part / 4 * 2];
-        return r;
-    }
-    const uint8_t *p =
-        mine  ? (const uint8_t *)j->own + (int64_t)(-1 - at) * 2 * DIM + 32 * part
-        : fp8 ? j->l.rope + (int64_t)at * ROWS_ROPE_BYTES + 32 * part - 2 * ROWS_FP8_NOPE
-              : j->l.nope + (int64_t)at * 2 * DIM + 32 * part;
+    return at >= 0 && j->l.format == ROW_FP8 && part < ROWS_FP8_NOPE / 16;
+}
+/* No row of the layer, nor one of the step packed as bf16. */
+GPU_FN bool has_none(const struct attention_sm90_job *j, int32_t at)
+{
+    return at < 0 && (at == NO_KEY || !j->own);
+}
+
+/* Where a lane's 16 values of the rows of the layer, or of the step, are: of row 0, what it loads first and
+ * from there on second; bytes of a row. */
+struct source {
+    const uint8_t *p;
+    int second, line;
+};
+struct sources {
+    struct source layer, own;
+};
+
+GPU_FN struct sources find_sources(const struct attention_sm90_job *j, int part)
+{
+    struct sources s;
+    const uint8_t *own = (const uint8_t *)j->own;
+    s.own = {own ? own + 32 * part : own, 16, 2 * DIM};
+    s.layer = {j->l.nope + 32 * part, 16, 2 * DIM};
+    if (has_codes(j, 0, part))
+        s.layer = {j->l.nope + 16 * part, ROWS_FP8_NOPE - 16 * part, ROWS_FP8_BYTES};
+    else if (j->l.format == ROW_FP8)
+        s.layer = {j->l.rope + 32 * part - 2 * ROWS_FP8_NOPE, 16, ROWS_ROPE_BYTES};
+    return s;
+}
+
+/* 16 values of a key as they lie in memory; anything where there are none.  No branches, and what is
+ * loaded is not looked at: lanes of a wave that load the same register behind a branch wait for each
+ * other's loads. */
+GPU_FN struct raw_part fetch(const struct sources *s, int32_t at)
+{
+    bool mine = at < 0 && at != NO_KEY && s->own.p;
+    int row = at >= 0 ? at : mine ? -1 - at : 0;
+    const uint8_t *p = mine ? s->own.p : s->layer.p;
+    int second = mine ? s->own.second : s->layer.second;
+    struct raw_part r;
+    p += (int64_t)row * (mine ? s->own.line : s->layer.line);
     r.a = gpu_load16(p);
-    r.b = gpu_load16(p + 16);
+    r.b = gpu_load16(p + second);
     return r;
 }
 
@@ -144,68 +205,89 @@ GPU_FN void round_own(const float *x, struct gpu_words out[2])
     }
 }
 
+/* Code of the scale of 16 codes. */
+GPU_FN uint32_t scale_code(const struct raw_part *r, int part)
+{
+    const uint32_t *w = r->b.w;
+    uint32_t pair = part < 16 ? (part < 8 ? w[0] : w[1]) : part < 24 ? w[2] : w[3];
+    return pair >> (part / 4 % 2 * 16) & 255;
+}
+
 /* The same 16 values into row `key` of a block.  Lanes of odd blocks write their second chunk first, so that 8
  * neighbours meet no bank twice. */
-GPU_FN void put(const struct attention_sm90_job *j, const struct rows_raw *r, int32_t at, int part,
+GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, int32_t at, int part,
                 uint8_t *block, int key, int swap)
 {
     struct gpu_words out[2] = {r->a, r->b};
-    if (r->scale != ROWS_PLAIN)
-        mma_unpack(r->a, r->scale, out);
-    else if (at < 0 && at != NO_KEY && !j->own)
-        round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
+    if (has_codes(j, at, part))
+        mma_unpack(r->a, scale_code(r, part), out);
+    else if (has_none(j, at)) {
+        out[0] = out[1] = {};
+        if (at != NO_KEY)
+            round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
+    }
     int c = part % 4 * 2;
     mma_store16(block + mma_place(key, c + swap), swap ? out[1] : out[0]);
     mma_store16(block + mma_place(key, c + 1 - swap), swap ? out[0] : out[1]);
 }
 
 /* A wave loads whole keys: wave w has w, w+8, .. */
-GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
-                       struct rows_raw raw[UNITS])
+GPU_FN void my_keys(const int32_t *at, int32_t mine[UNITS])
 {
     MMA_UNROLL
     for (int u = 0; u < UNITS; u++)
-        raw[u] = fetch(j, at[gpu_wave() + u * WAVES], gpu_lane());
+        mine[u] = at[gpu_wave() + u * WAVES];
+}
+GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
+                       struct raw_part raw[UNITS])
+{
+    int32_t mine[UNITS];
+    struct sources s = find_sources(j, gpu_lane());
+    my_keys(at, mine);
+    MMA_UNROLL
+    for (int u = 0; u < UNITS; u++)
+        raw[u] = fetch(&s, mine[u]);
 }
 GPU_FN void put_tile(const struct attention_sm90_job *j, const int32_t *at,
-                     const struct rows_raw raw[UNITS], uint8_t *tile)
+                     const struct raw_part raw[UNITS], uint8_t *tile)
 {
     int part = gpu_lane();
+    int32_t mine[UNITS];
+    my_keys(at, mine);
     MMA_UNROLL
     for (int u = 0; u < UNITS; u++) {
         int key = gpu_wave() + u * WAVES;
-        put(j, &raw[u], at[key], part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
+        put(j, &raw[u], mine[u], part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
     }
 }
 
 /* ---------------------------------------------------------------- queries */
 
-/* The waves that do not look for keys load the row's queries. */
+/* The waves that do not look for keys load the row's queries: a wave takes whole heads, AT_ONCE of them
+ * under way, neighbours neighbouring quads.  From one quad to the next only constants are added to
+ * addresses: there are 85 quads a thread. */
 GPU_FN void load_queries(const struct attention_sm90_job *j, int64_t t, int group, uint8_t *q)
 {
-    enum { AT_ONCE = 8, OCTS = DIM / 8, LOADERS = THREADS - SCOUTS };
-    const float *x = j->a.q + (t * j->a.n_heads + group * HEADS) * DIM;
-    int heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
-    for (int first = (int)threadIdx.x - SCOUTS; first < HEADS * OCTS; first += AT_ONCE * LOADERS) {
-        struct gpu_quad v[2 * AT_ONCE];
+    enum { AT_ONCE = 6, QUADS = DIM / 128, LOADERS = WAVES - SCOUTS / 32 };
+    int lane = gpu_lane(), heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
+    const float *x = j->a.q + (t * j->a.n_heads + group * HEADS) * DIM + 4 * lane;
+    q += lane / 16 * BLOCK_BYTES + lane % 2 * 8;
+    for (int first = gpu_wave() - SCOUTS / 32; first < HEADS; first += AT_ONCE * LOADERS) {
+        struct gpu_quad v[AT_ONCE * QUADS];
         MMA_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) {
-            int u = first + i * LOADERS;
-            v[2 * i] = v[2 * i + 1] = {};
-            if (u < heads * OCTS) {
-                v[2 * i] = gpu_load4(x + 8 * u);
-                v[2 * i + 1] = gpu_load4(x + 8 * u + 4);
-            }
+        for (int i = 0; i < AT_ONCE * QUADS; i++) {
+            int h = first + i / QUADS * LOADERS;
+            v[i] = {};
+            if (h < heads)
+                v[i] = gpu_load4(x + h * DIM + i % QUADS * 128);
         }
         MMA_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) {
-            int u = first + i * LOADERS, h = u / OCTS, c = u % OCTS;
-            struct gpu_words o;
-            MMA_UNROLL
-            for (int k = 0; k < 4; k++)
-                o.w[k] = mma_pair(v[2 * i + k / 2].v[k % 2 * 2], v[2 * i + k / 2].v[k % 2 * 2 + 1]);
-            if (u < HEADS * OCTS)
-                mma_store16(q + c / 8 * BLOCK_BYTES + mma_place(h, c % 8), o);
+        for (int i = 0; i < AT_ONCE * QUADS; i++) {
+            int h = first + i / QUADS * LOADERS;
+            uint8_t *to = q + mma_place(h, lane % 16 / 2) + i % QUADS * 2 * BLOCK_BYTES;
+            struct rows_half o = {{mma_pair(v[i].v[0], v[i].v[1]), mma_pair(v[i].v[2], v[i].v[3])}};
+            if (h < HEADS)
+                *(struct rows_half *)(void *)to = o;
         }
     }
 }
@@ -439,14 +521,22 @@ GPU_FN struct turns take_shared(uint8_t *bytes, int step)
 /* Where the block is, its queries, the tile of its first piece p, and the loads of the next one under
  * way.  p may be beyond the row's pieces: then nothing else is there. */
 GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const struct turns *b, int p,
-                       struct rows_raw raw[UNITS])
+                       struct raw_part raw[UNITS])
 {
     const struct place *w = &b->s->w;
-    if ((int)threadIdx.x < SCOUTS) {
+    if (is_scout()) {
         struct place mine;
+        struct seek k[2];
         find_place(j, block, &mine);
-        find_keys(j, &mine, p, b->s->at[0]);
-        find_keys(j, &mine, p + b->step, b->s->at[1]);
+        MMA_UNROLL
+        for (int i = 0; i < 2; i++)
+            seek_start(j, &mine, p + i * b->step, (int)threadIdx.x, &k[i]);
+        MMA_UNROLL
+        for (int i = 0; i < 2; i++)
+            seek_page(j, &mine, &k[i]);
+        MMA_UNROLL
+        for (int i = 0; i < 2; i++)
+            b->s->at[i][threadIdx.x] = seek_end(j, &mine, &k[i]);
         if (threadIdx.x == 0)
             b->s->w = mine;
     } else
@@ -464,18 +554,24 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
 
 /* Scores of piece p, turn i.  Ends behind a barrier, with the next tile in place. */
 GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
-                     const struct turns *b, int p, int i, struct rows_raw raw[UNITS],
+                     const struct turns *b, int p, int i, struct raw_part raw[UNITS],
                      float (&s)[16])
 {
-    int next = p + b->step;
+    int next = p + b->step, lane = (int)threadIdx.x;
+    struct seek k = {};
+    if (is_scout())
+        seek_start(j, w, next + b->step, lane, &k);
     if (next < w->n) {
         put_tile(j, b->s->at[(i + 1) % 2], raw, b->tile + (i + 1) % 2 * TILE_BYTES);
         shared_to_wgmma();
     }
-    find_keys(j, w, next + b->step, b->s->at[i % 2]);
+    if (is_scout())
+        seek_page(j, w, &k);
     wgmma_wait<0>();
     wgmma_hold(s);
     find_tops(j, piece_keys(w, p), s, b->s->top[i % 2]);
+    if (is_scout())
+        b->s->at[i % 2][lane] = seek_end(j, w, &k);
     gpu_sync();
     if (next + b->step < w->n)
         fetch_tile(j, b->s->at[i % 2], raw);
@@ -505,7 +601,7 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
     GPU_DYNAMIC(uint8_t, bytes);
     int p = (int)blockIdx.x % j.spread;
     struct turns b = take_shared(bytes, j.spread);
-    struct rows_raw raw[UNITS];
+    struct raw_part raw[UNITS];
     const struct place *w = &b.s->w;
     first_turn(&j, (int)blockIdx.x / j.spread, &b, p, raw);
     for (int i = 0; p < w->n; p += j.spread, i++) {
@@ -554,17 +650,22 @@ GPU_FN void find_window(const struct attention_sm90_job *j, int p, struct value_
 
 template <int BLOCKS>
 GPU_FN void fetch_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
-                        struct rows_raw *raw)
+                        struct raw_part *raw)
 {
     using V = value_shape<BLOCKS>;
     int part = slice * V::LINE + (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
+    struct sources s = find_sources(j, part);
+    int32_t mine[V::LOADS];
     MMA_UNROLL
     for (int u = 0; u < V::LOADS; u++)
-        raw[u] = fetch(j, at[key + u * V::ROWS], part);
+        mine[u] = at[key + u * V::ROWS];
+    MMA_UNROLL
+    for (int u = 0; u < V::LOADS; u++)
+        raw[u] = fetch(&s, mine[u]);
 }
 template <int BLOCKS>
 GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
-                      const struct rows_raw *raw, uint8_t *tile)
+                      const struct raw_part *raw, uint8_t *tile)
 {
     using V = value_shape<BLOCKS>;
     int mine = (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
@@ -632,7 +733,7 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
     int slices = DIM / 64 / BLOCKS, slice = (int)blockIdx.x % slices, half = my_half();
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[V::SUMS] = {};
-    struct rows_raw raw[V::LOADS];
+    struct raw_part raw[V::LOADS];
     struct weighed x[V::PIECES];
     if (gpu_wave() == 0) {
         struct place mine;
@@ -707,11 +808,11 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
     GPU_DYNAMIC(uint8_t, bytes);
     struct turns b = take_shared(bytes, 1);
     struct whole_shared *x = (struct whole_shared *)(void *)b.s;
-    struct rows_raw raw[UNITS];
+    struct raw_part raw[UNITS];
     const struct place *w = &b.s->w;
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
-    float o[128] = {};
     first_turn(&j, (int)blockIdx.x, &b, 0, raw);
+    float o[128] = {};
     for (int p = 0; p < w->n; p++) {
         float s[16], most[2], den[2], shrink[2];
         uint32_t mine[2][4], a[STEPS][4], factor[2];
