@@ -248,17 +248,12 @@ GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
     for (int u = 0; u < UNITS; u++)
         raw[u] = fetch(&s, mine[u]);
 }
-GPU_FN void put_tile(const struct attention_sm90_job *j, const int32_t *at,
-                     const struct raw_part raw[UNITS], uint8_t *tile)
+/* The wave's u-th key. */
+GPU_FN void put_key(const struct attention_sm90_job *j, int32_t at, const struct raw_part *raw,
+                    int u, uint8_t *tile)
 {
-    int part = gpu_lane();
-    int32_t mine[UNITS];
-    my_keys(at, mine);
-    MMA_UNROLL
-    for (int u = 0; u < UNITS; u++) {
-        int key = gpu_wave() + u * WAVES;
-        put(j, &raw[u], mine[u], part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
-    }
+    int part = gpu_lane(), key = gpu_wave() + u * WAVES;
+    put(j, raw, at, part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
 }
 
 /* ---------------------------------------------------------------- queries */
@@ -307,21 +302,34 @@ GPU_FN int my_head(void) /* and the one 8 further */
     return 16 * group_wave() + gpu_lane() / 4;
 }
 
-/* This warpgroup's 32 keys: under way. */
-GPU_FN void start_scores(const uint8_t *q, const uint8_t *tile, float (&s)[16])
+/* Scores of this warpgroup's 32 keys: under way.  Meanwhile the next tile, unless NULL, is unpacked: a
+ * step of the product takes 50 clocks, bound by shared memory, and a key of the tile about 300; a
+ * warpgroup that issues all steps at once waits for most of them. */
+GPU_FN void start_scores(const struct attention_sm90_job *j, const uint8_t *q, const uint8_t *tile,
+                         float (&s)[16], const int32_t *at, const struct raw_part raw[UNITS],
+                         uint8_t *next)
 {
+    enum { EACH = DIM / 16 / UNITS };
     mma_tile a = mma_tile_of(q, BLOCK_BYTES);
     mma_tile b = mma_tile_of(tile + my_half() * (BLOCK_BYTES / 2), BLOCK_BYTES);
+    int32_t mine[UNITS];
+    my_keys(at, mine);
     MMA_UNROLL
     for (int i = 0; i < 16; i++)
         s[i] = 0;
-    wgmma_begin();
     MMA_UNROLL
-    for (int k = 0; k < DIM / 16; k++) {
-        int at = k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP;
-        mma_ss(s, mma_ahead(a, at), mma_ahead(b, at));
+    for (int u = 0; u < UNITS; u++) {
+        wgmma_begin();
+        MMA_UNROLL
+        for (int k = u * EACH; k < (u + 1) * EACH; k++) {
+            int from = k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP;
+            mma_ss(s, mma_ahead(a, from), mma_ahead(b, from));
+        }
+        if (u == UNITS - 1)
+            wgmma_end();
+        if (next)
+            put_key(j, mine[u], &raw[u], u, next);
     }
-    wgmma_end();
 }
 
 /* Scores in units of log2, keys that are none at -inf; the largest of this half, for the other. */
@@ -545,7 +553,11 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
     if (p >= w->n)
         return;
     fetch_tile(j, b->s->at[0], raw);
-    put_tile(j, b->s->at[0], raw, b->tile);
+    int32_t mine[UNITS];
+    my_keys(b->s->at[0], mine);
+    MMA_UNROLL
+    for (int u = 0; u < UNITS; u++)
+        put_key(j, mine[u], &raw[u], u, b->tile);
     if (p + b->step < w->n)
         fetch_tile(j, b->s->at[1], raw);
     shared_to_wgmma();
@@ -561,10 +573,10 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
     struct seek k = {};
     if (is_scout())
         seek_start(j, w, next + b->step, lane, &k);
-    if (next < w->n) {
-        put_tile(j, b->s->at[(i + 1) % 2], raw, b->tile + (i + 1) % 2 * TILE_BYTES);
+    start_scores(j, b->q, b->tile + i % 2 * TILE_BYTES, s, b->s->at[(i + 1) % 2], raw,
+                 next < w->n ? b->tile + (i + 1) % 2 * TILE_BYTES : NULL);
+    if (next < w->n)
         shared_to_wgmma();
-    }
     if (is_scout())
         seek_page(j, w, &k);
     wgmma_wait<0>();
@@ -607,7 +619,6 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
     for (int i = 0; p < w->n; p += j.spread, i++) {
         float s[16], most[2], den[2];
         uint32_t a[2][4];
-        start_scores(b.q, b.tile + i % 2 * TILE_BYTES, s);
         one_turn(&j, w, &b, p, i, raw, s);
         find_weights(b.s->top[i % 2], s, most, den, a);
         store_weights(&j, w, p, most, den, a);
@@ -816,7 +827,6 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
     for (int p = 0; p < w->n; p++) {
         float s[16], most[2], den[2], shrink[2];
         uint32_t mine[2][4], a[STEPS][4], factor[2];
-        start_scores(b.q, b.tile + p % 2 * TILE_BYTES, s);
         one_turn(&j, w, &b, p, p, raw, s);
         find_weights(b.s->top[p % 2], s, most, den, mine);
         share_weights(x, den, mine, a);
