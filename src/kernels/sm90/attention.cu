@@ -711,27 +711,90 @@ GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place
     }
 }
 
-/* A piece of the stage's tile, when the sums of the one before are there. */
-template <int N>
-GPU_FN void add_piece(const struct weighed *x, const uint8_t *rows, int block_bytes,
-                      struct weigher *g, float (&o)[N])
+/* A piece as its product takes it. */
+struct ready {
+    uint32_t a[STEPS][4];
+    float shrink[2];
+};
+
+GPU_FN void prepare(const struct weighed *x, struct weigher *g, struct ready *r)
 {
-    uint32_t a[STEPS][4], factor[2];
-    float den[2], shrink[2];
+    uint32_t factor[2];
+    float den[2];
     MMA_UNROLL
     for (int i = 0; i < 4 * STEPS; i++)
-        a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
+        r->a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
     MMA_UNROLL
-    for (int r = 0; r < 2; r++)
-        den[r] = x->den[0][r] + x->den[1][r];
-    weigh(g, x->top, den, shrink, factor);
-    scale_weights(a, factor);
-    shrink_sums(o, shrink);
-    start_values(a, rows, block_bytes, o);
-    wgmma_wait<0>();
-    wgmma_hold(o);
+    for (int k = 0; k < 2; k++)
+        den[k] = x->den[0][k] + x->den[1][k];
+    weigh(g, x->top, den, r->shrink, factor);
+    scale_weights(r->a, factor);
 }
 
+/* Pieces p .. of a stage, whose weights x has; then x has those of the next stage.  A piece is made ready
+ * while the product of the one before runs. */
+template <int BLOCKS>
+GPU_FN void add_stage(const struct attention_sm90_job *j, const struct place *w, int p,
+                      const uint8_t *rows, struct weighed *x, struct weigher *g,
+                      float (&o)[value_shape<BLOCKS>::SUMS])
+{
+    using V = value_shape<BLOCKS>;
+    struct ready r;
+    prepare(&x[0], g, &r);
+    MMA_UNROLL
+    for (int i = 0; i < V::PIECES; i++) {
+        struct ready next = {};
+        if (p + i >= w->n)
+            break;
+        shrink_sums(o, r.shrink);
+        start_values(r.a, rows + i * BLOCK_BYTES, V::BYTES, o);
+        if (i + 1 < V::PIECES && p + i + 1 < w->n)
+            prepare(&x[(i + 1) % V::PIECES], g, &next);
+        fetch_weights(j, w, p + i + V::PIECES, &x[i]);
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        r = next;
+    }
+}
+
+/* The stage at piece p, which is loaded, into its tile; then the loads of the next one go out. */
+template <int BLOCKS>
+GPU_FN void next_stage(const struct attention_sm90_job *j, struct value_shared *s, int p, int slice,
+                       struct raw_part *raw, uint8_t *tile)
+{
+    using V = value_shape<BLOCKS>;
+    int next = p + V::PIECES;
+    if (p >= s->w.n)
+        return;
+    put_stage<BLOCKS>(j, s->at + p * TILE % WINDOW, slice, raw,
+                      tile + p / V::PIECES % 2 * 4 * BLOCK_BYTES);
+    shared_to_wgmma();
+    if (next >= s->w.n)
+        return;
+    if (next * TILE % WINDOW == 0)
+        find_window(j, next, s);
+    fetch_stage<BLOCKS>(j, s->at + next * TILE % WINDOW, slice, raw);
+}
+
+/* Where the block is; two stages in their tiles, the loads of a third under way. */
+template <int BLOCKS>
+GPU_FN void first_stages(const struct attention_sm90_job *j, struct value_shared *s, int block,
+                         int slice, struct raw_part *raw, uint8_t *tile)
+{
+    if (gpu_wave() == 0) {
+        struct place mine;
+        find_place(j, block, &mine);
+        if (threadIdx.x == 0)
+            s->w = mine;
+    }
+    find_window(j, 0, s);
+    fetch_stage<BLOCKS>(j, s->at, slice, raw);
+    next_stage<BLOCKS>(j, s, 0, slice, raw, tile);
+    next_stage<BLOCKS>(j, s, value_shape<BLOCKS>::PIECES, slice, raw, tile);
+}
+
+/* All that needs no weights is done while score_kernel runs: that one waited for all that keys depend on,
+ * and then let this one start. */
 template <int BLOCKS>
 GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
 {
@@ -745,36 +808,23 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[V::SUMS] = {};
     struct raw_part raw[V::LOADS];
-    struct weighed x[V::PIECES];
-    if (gpu_wave() == 0) {
-        struct place mine;
-        find_place(&j, (int)blockIdx.x / slices, &mine);
-        if (threadIdx.x == 0)
-            s->w = mine;
-    }
-    find_window(&j, 0, s);
-    fetch_stage<BLOCKS>(&j, s->at, slice, raw);
-    gpu_wait_before(); /* score_kernel waited for all that keys depend on, and then let this one start */
+    struct weighed x[V::PIECES] = {};
+    first_stages<BLOCKS>(&j, s, (int)blockIdx.x / slices, slice, raw, tile);
+    gpu_wait_before();
     MMA_UNROLL
     for (int i = 0; i < V::PIECES; i++)
         fetch_weights(&j, w, i, &x[i]);
+    gpu_sync();
     for (int p = 0; p < w->n; p += V::PIECES) {
         uint8_t *now = tile + p / V::PIECES % 2 * 4 * BLOCK_BYTES;
-        int next = p + V::PIECES;
-        put_stage<BLOCKS>(&j, s->at + p * TILE % WINDOW, slice, raw, now);
-        shared_to_wgmma();
-        gpu_sync();
-        if (next < w->n) {
-            if (next * TILE % WINDOW == 0)
-                find_window(&j, next, s);
-            fetch_stage<BLOCKS>(&j, s->at + next * TILE % WINDOW, slice, raw);
+        if (p == 2 * V::PIECES)
+            gpu_sync(); /* its tile is free; those of later stages are since the stage before */
+        if (p >= 2 * V::PIECES) {
+            next_stage<BLOCKS>(&j, s, p, slice, raw, tile);
+            gpu_sync();
         }
-        MMA_UNROLL
-        for (int i = 0; i < V::PIECES; i++)
-            if (half < V::GROUPS && p + i < w->n) {
-                add_piece(&x[i], now + i * BLOCK_BYTES + half * 2 * V::BYTES, V::BYTES, &g, o);
-                fetch_weights(&j, w, next + i, &x[i]);
-            }
+        if (half < V::GROUPS)
+            add_stage<BLOCKS>(&j, w, p, now + half * 2 * V::BYTES, x, &g, o);
     }
     if (half < V::GROUPS)
         store_output(&j, w, &g, slice * 64 * BLOCKS + half * 128, o);
