@@ -196,6 +196,19 @@ GPU_FN struct raw_part fetch(const struct sources *s, int32_t at)
     return r;
 }
 
+/* Towards the card's cache: a row of the layer that will be wanted soon. */
+GPU_FN void hint_row(const struct attention_sm90_job *j, int32_t at)
+{
+    bool fp8 = j->l.format == ROW_FP8;
+    int line = fp8 ? ROWS_FP8_BYTES : 2 * DIM;
+    if (at < 0)
+        return;
+    for (int i = 0; i < line; i += MMA_LINE)
+        mma_hint(j->l.nope + (int64_t)at * line + i);
+    if (fp8)
+        mma_hint(j->l.rope + (int64_t)at * ROWS_ROPE_BYTES);
+}
+
 GPU_FN void round_own(const float *x, struct gpu_words out[2])
 {
     for (int i = 0; i < 4; i++) {
@@ -543,8 +556,11 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
         for (int i = 0; i < 2; i++)
             seek_page(j, &mine, &k[i]);
         MMA_UNROLL
-        for (int i = 0; i < 2; i++)
-            b->s->at[i][threadIdx.x] = seek_end(j, &mine, &k[i]);
+        for (int i = 0; i < 2; i++) {
+            int32_t at = seek_end(j, &mine, &k[i]);
+            b->s->at[i][threadIdx.x] = at;
+            hint_row(j, at); /* the queries are not there yet */
+        }
         if (threadIdx.x == 0)
             b->s->w = mine;
     } else

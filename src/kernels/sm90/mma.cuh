@@ -136,6 +136,11 @@ template <int DOWN> GPU_FN void mma_rs(float (&d)[128], const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
 }
 
+/* The line at p to the second-level cache. */
+GPU_FN void mma_hint(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 /* Two bf16 times a power of two. */
 GPU_FN uint32_t mma_times(uint32_t pair, uint32_t both)
 {
@@ -176,6 +181,7 @@ GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
     t.p += bytes;
     return t;
 }
+GPU_FN void mma_hint(const void *) {}
 /* As in wgmma.cuh. */
 GPU_FN void shared_to_wgmma(void) {}
 GPU_FN void wgmma_begin(void) {}
