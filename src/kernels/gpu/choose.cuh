@@ -26,25 +26,30 @@ GPU_FN float unordered(uint32_t u)
     return gpu_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
 }
 
-/* Sum of v over the threads before this one; all: over the block. */
-GPU_FN uint32_t sum_before(uint32_t v, uint32_t *part, uint32_t *all)
+/* Sum of v over the lanes up to this one. */
+GPU_FN uint32_t sum_to(uint32_t v)
 {
-    uint32_t sum = v, before = 0;
     int lane = gpu_lane();
     for (int m = 1; m < GPU_WAVE; m *= 2) {
-        uint32_t left = gpu_shfl(sum, (lane - m) & (GPU_WAVE - 1));
-        sum += lane >= m ? left : 0;
+        uint32_t left = gpu_shfl(v, (lane - m) & (GPU_WAVE - 1));
+        v += lane >= m ? left : 0;
     }
+    return v;
+}
+
+/* Sum of v over the threads before this one; all: over the block.  Every wave adds up the waves by lanes. */
+GPU_FN uint32_t sum_before(uint32_t v, uint32_t *part, uint32_t *all)
+{
+    uint32_t sum = sum_to(v);
+    int lane = gpu_lane(), wave = gpu_wave();
     gpu_sync();
     if (lane == GPU_WAVE - 1)
-        part[gpu_wave()] = sum;
+        part[wave] = sum;
     gpu_sync();
-    *all = 0;
-    for (int w = 0; w < gpu_waves(); w++) {
-        before += w < gpu_wave() ? part[w] : 0;
-        *all += part[w];
-    }
-    return before + sum - v;
+    uint32_t waves = sum_to(lane < gpu_waves() ? part[lane] : 0);
+    uint32_t before = gpu_shfl(waves, (wave - 1) & (GPU_WAVE - 1));
+    *all = gpu_shfl(waves, GPU_WAVE - 1);
+    return (wave ? before : 0) + sum - v;
 }
 
 /* Scores e .. e+3; past the end any others. */
@@ -131,20 +136,23 @@ GPU_FN void write_choice(const float *score, int nv, uint32_t value, uint32_t ti
     }
 }
 
-/* Largest over the block, in every thread. */
-GPU_FN uint32_t block_most(uint32_t best, uint32_t *part)
+GPU_FN uint32_t wave_most(uint32_t best)
 {
     for (int m = 1; m < GPU_WAVE; m *= 2) {
         uint32_t other = gpu_shfl_xor(best, m);
         best = FST_MAX(best, other);
     }
+    return best;
+}
+/* Largest over the block, in every thread. */
+GPU_FN uint32_t block_most(uint32_t best, uint32_t *part)
+{
+    best = wave_most(best);
     gpu_sync();
     if (gpu_lane() == 0)
         part[gpu_wave()] = best;
     gpu_sync();
-    for (int w = 0; w < gpu_waves(); w++)
-        best = FST_MAX(best, part[w]);
-    return best;
+    return wave_most(gpu_lane() < gpu_waves() ? part[gpu_lane()] : 0);
 }
 
 /* Best score below `value`, in every thread. */

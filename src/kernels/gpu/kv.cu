@@ -297,7 +297,7 @@ template <int RATIO> GPU_FN void write_entry(const struct kv_job *j, int t, int 
     norm_entry(c, j->eps, y);
     gpu_sync();
     if (which == 0)
-        store_entry(j, rows_in_page(&j->l, page, e), y, cs);
+        store_entry(j, rows_of_page(&j->l, page, e), y, cs);
     else if (RATIO == 4)
         store_key(j, page, e, y, cs);
 }

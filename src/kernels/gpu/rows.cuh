@@ -67,19 +67,24 @@ GPU_FN int64_t rows_ring(const struct kv_layer *l, int slot, int pos)
     return row;
 }
 
-/* Compressed entry e, which is in `page`: 64 entries of ratio 4, 2 of ratio 128. */
-GPU_FN int64_t rows_in_page(const struct kv_layer *l, int32_t page, int e)
+/* A page holds 64 entries of ratio 4, 2 of ratio 128. */
+GPU_FN int rows_page_shift(const struct kv_layer *l)
 {
-    int shift = l->ratio == 4 ? 6 : 1;
+    return l->ratio == 4 ? 6 : 1;
+}
+/* Compressed entry e, which is in that page. */
+GPU_FN int64_t rows_of_page(const struct kv_layer *l, int32_t page, int e)
+{
+    int shift = rows_page_shift(l);
     int64_t row = l->compressed_base + ((int64_t)page << shift) + (e & ((1 << shift) - 1));
     ROWS_CHECK(e >= 0);
     ROWS_CHECK(row < l->n_rows);
     return row;
 }
-/* pages: the slot's. */
+/* Compressed entry e; pages: the slot's. */
 GPU_FN int64_t rows_compressed(const struct kv_layer *l, const int32_t *pages, int e)
 {
-    return rows_in_page(l, pages[e >> (l->ratio == 4 ? 6 : 1)], e);
+    return rows_of_page(l, pages[e >> rows_page_shift(l)], e);
 }
 
 GPU_FN uint8_t *rows_index_page(const struct kv_layer *l, int32_t page)

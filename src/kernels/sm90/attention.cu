@@ -92,47 +92,121 @@ GPU_FN int piece_keys(const struct place *w, int p)
     return of.hi - of.lo + 1;
 }
 
+/* A key on its way: where it lies depends on its page, and that on the row's choice of entries.  Each of
+ * these loads takes as long as hundreds of instructions: what others there are goes in between. */
+struct seek {
+    enum range_kind kind;
+    int32_t x, page; /* position or entry; -1: none */
+};
+
 /* Key i of piece p. */
+GPU_FN void seek_start(const struct attention_sm90_job *j, const struct place *w, int p, int i,
+                       struct seek *k)
+{
+    struct range of = keys_piece(w->r, p);
+    k->kind = of.kind;
+    k->x = -1;
+    if (p >= w->n || of.lo + i > of.hi)
+        return;
+    k->x = of.lo + i;
+    if (k->kind == RANGE_SELECTED)
+        k->x = j->a.sel[(int64_t)w->t * j->a.topk + k->x];
+}
+GPU_FN void seek_page(const struct attention_sm90_job *j, const struct place *w, struct seek *k)
+{
+    k->page = 0;
+    if (k->kind != RANGE_POSITIONS && k->x >= 0)
+        k->page = rows_pages(&j->rows, w->at.slot)[k->x >> rows_page_shift(&j->l)];
+}
+GPU_FN int32_t seek_end(const struct attention_sm90_job *j, const struct place *w,
+                        const struct seek *k)
+{
+    if (k->x < 0)
+        return NO_KEY;
+    if (k->kind != RANGE_POSITIONS)
+        return (int32_t)rows_of_page(&j->l, k->page, k->x);
+    return (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, k->kind, k->x);
+}
+
+/* At once. */
 GPU_FN int32_t find_key(const struct attention_sm90_job *j, const struct place *w, int p, int i)
 {
-    if (p >= w->n)
-        return NO_KEY;
-    struct range of = keys_piece(w->r, p);
-    if (of.lo + i > of.hi)
-        return NO_KEY;
-    return (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, of.kind, of.lo + i);
+    struct seek k;
+    seek_start(j, w, p, i, &k);
+    seek_page(j, w, &k);
+    return seek_end(j, w, &k);
 }
 
-/* Threads 0 .. 63 find the keys of piece p. */
-GPU_FN void find_keys(const struct attention_sm90_job *j, const struct place *w, int p, int32_t *at)
+GPU_FN bool is_scout(void)
 {
-    if ((int)threadIdx.x < TILE)
-        at[threadIdx.x] = find_key(j, w, p, (int)threadIdx.x);
+    return (int)threadIdx.x < SCOUTS;
 }
 
-/* Values 16*part .. +15 of a key as they lie in memory.  Own rows that are floats: as 0 here. */
-GPU_FN struct rows_raw fetch(const struct attention_sm90_job *j, int32_t at, int part)
+/* What a lane loads of a key: 16 codes and all scales of the row, or 16 values as bf16. */
+struct raw_part {
+    struct gpu_words a, b;
+};
+
+GPU_FN bool has_codes(const struct attention_sm90_job *j, int32_t at, int part)
 {
-    bool mine = at < 0, fp8 = !mine && j->l.format == ROW_FP8;
-    bool codes = fp8 && part < ROWS_FP8_NOPE / 16;
-    struct rows_raw r = {};
-    r.scale = ROWS_PLAIN;
-    if (at == NO_KEY || (mine && !j->own))
-        return r;
-    ROWS_CHECK(at < j->l.n_rows);
-    if (codes) {
-        const uint8_t *p = j->l.nope + (int64_t)at * ROWS_FP8_BYTES;
-        r.a = gpu_load16(p + 16 * part);
-        r.scale = p[ROWS_FP8_NOPE + part / 4 * 2];
-        return r;
-    }
-    const uint8_t *p =
-        mine  ? (const uint8_t *)j->own + (int64_t)(-1 - at) * 2 * DIM + 32 * part
-        : fp8 ? j->l.rope + (int64_t)at * ROWS_ROPE_BYTES + 32 * part - 2 * ROWS_FP8_NOPE
-              : j->l.nope + (int64_t)at * 2 * DIM + 32 * part;
+    return at >= 0 && j->l.format == ROW_FP8 && part < ROWS_FP8_NOPE / 16;
+}
+/* No row of the layer, nor one of the step packed as bf16. */
+GPU_FN bool has_none(const struct attention_sm90_job *j, int32_t at)
+{
+    return at < 0 && (at == NO_KEY || !j->own);
+}
+
+/* Where a lane's 16 values of the rows of the layer, or of the step, are: of row 0, what it loads first and
+ * from there on second; bytes of a row. */
+struct source {
+    const uint8_t *p;
+    int second, line;
+};
+struct sources {
+    struct source layer, own;
+};
+
+GPU_FN struct sources find_sources(const struct attention_sm90_job *j, int part)
+{
+    struct sources s;
+    const uint8_t *own = (const uint8_t *)j->own;
+    s.own = {own ? own + 32 * part : own, 16, 2 * DIM};
+    s.layer = {j->l.nope + 32 * part, 16, 2 * DIM};
+    if (has_codes(j, 0, part))
+        s.layer = {j->l.nope + 16 * part, ROWS_FP8_NOPE - 16 * part, ROWS_FP8_BYTES};
+    else if (j->l.format == ROW_FP8)
+        s.layer = {j->l.rope + 32 * part - 2 * ROWS_FP8_NOPE, 16, ROWS_ROPE_BYTES};
+    return s;
+}
+
+/* 16 values of a key as they lie in memory; anything where there are none.  No branches, and what is
+ * loaded is not looked at: lanes of a wave that load the same register behind a branch wait for each
+ * other's loads. */
+GPU_FN struct raw_part fetch(const struct sources *s, int32_t at)
+{
+    bool mine = at < 0 && at != NO_KEY && s->own.p;
+    int row = at >= 0 ? at : mine ? -1 - at : 0;
+    const uint8_t *p = mine ? s->own.p : s->layer.p;
+    int second = mine ? s->own.second : s->layer.second;
+    struct raw_part r;
+    p += (int64_t)row * (mine ? s->own.line : s->layer.line);
     r.a = gpu_load16(p);
-    r.b = gpu_load16(p + 16);
+    r.b = gpu_load16(p + second);
     return r;
+}
+
+/* Towards the card's cache: a row of the layer that will be wanted soon. */
+GPU_FN void hint_row(const struct attention_sm90_job *j, int32_t at)
+{
+    bool fp8 = j->l.format == ROW_FP8;
+    int line = fp8 ? ROWS_FP8_BYTES : 2 * DIM;
+    if (at < 0)
+        return;
+    for (int i = 0; i < line; i += MMA_LINE)
+        mma_hint(j->l.nope + (int64_t)at * line + i);
+    if (fp8)
+        mma_hint(j->l.rope + (int64_t)at * ROWS_ROPE_BYTES);
 }
 
 GPU_FN void round_own(const float *x, struct gpu_words out[2])
@@ -144,68 +218,84 @@ GPU_FN void round_own(const float *x, struct gpu_words out[2])
     }
 }
 
+/* Code of the scale of 16 codes. */
+GPU_FN uint32_t scale_code(const struct raw_part *r, int part)
+{
+    const uint32_t *w = r->b.w;
+    uint32_t pair = part < 16 ? (part < 8 ? w[0] : w[1]) : part < 24 ? w[2] : w[3];
+    return pair >> (part / 4 % 2 * 16) & 255;
+}
+
 /* The same 16 values into row `key` of a block.  Lanes of odd blocks write their second chunk first, so that 8
  * neighbours meet no bank twice. */
-GPU_FN void put(const struct attention_sm90_job *j, const struct rows_raw *r, int32_t at, int part,
+GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, int32_t at, int part,
                 uint8_t *block, int key, int swap)
 {
     struct gpu_words out[2] = {r->a, r->b};
-    if (r->scale != ROWS_PLAIN)
-        mma_unpack(r->a, r->scale, out);
-    else if (at < 0 && at != NO_KEY && !j->own)
-        round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
+    if (has_codes(j, at, part))
+        mma_unpack(r->a, scale_code(r, part), out);
+    else if (has_none(j, at)) {
+        out[0] = out[1] = {};
+        if (at != NO_KEY)
+            round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
+    }
     int c = part % 4 * 2;
     mma_store16(block + mma_place(key, c + swap), swap ? out[1] : out[0]);
     mma_store16(block + mma_place(key, c + 1 - swap), swap ? out[0] : out[1]);
 }
 
 /* A wave loads whole keys: wave w has w, w+8, .. */
-GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
-                       struct rows_raw raw[UNITS])
+GPU_FN void my_keys(const int32_t *at, int32_t mine[UNITS])
 {
     MMA_UNROLL
     for (int u = 0; u < UNITS; u++)
-        raw[u] = fetch(j, at[gpu_wave() + u * WAVES], gpu_lane());
+        mine[u] = at[gpu_wave() + u * WAVES];
 }
-GPU_FN void put_tile(const struct attention_sm90_job *j, const int32_t *at,
-                     const struct rows_raw raw[UNITS], uint8_t *tile)
+GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
+                       struct raw_part raw[UNITS])
 {
-    int part = gpu_lane();
+    int32_t mine[UNITS];
+    struct sources s = find_sources(j, gpu_lane());
+    my_keys(at, mine);
     MMA_UNROLL
-    for (int u = 0; u < UNITS; u++) {
-        int key = gpu_wave() + u * WAVES;
-        put(j, &raw[u], at[key], part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
-    }
+    for (int u = 0; u < UNITS; u++)
+        raw[u] = fetch(&s, mine[u]);
+}
+/* The wave's u-th key. */
+GPU_FN void put_key(const struct attention_sm90_job *j, int32_t at, const struct raw_part *raw,
+                    int u, uint8_t *tile)
+{
+    int part = gpu_lane(), key = gpu_wave() + u * WAVES;
+    put(j, raw, at, part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
 }
 
 /* ---------------------------------------------------------------- queries */
 
-/* The waves that do not look for keys load the row's queries. */
+/* The waves that do not look for keys load the row's queries: a wave takes whole heads, AT_ONCE of them
+ * under way, neighbours neighbouring quads.  From one quad to the next only constants are added to
+ * addresses: there are 85 quads a thread. */
 GPU_FN void load_queries(const struct attention_sm90_job *j, int64_t t, int group, uint8_t *q)
 {
-    enum { AT_ONCE = 8, OCTS = DIM / 8, LOADERS = THREADS - SCOUTS };
-    const float *x = j->a.q + (t * j->a.n_heads + group * HEADS) * DIM;
-    int heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
-    for (int first = (int)threadIdx.x - SCOUTS; first < HEADS * OCTS; first += AT_ONCE * LOADERS) {
-        struct gpu_quad v[2 * AT_ONCE];
+    enum { AT_ONCE = 6, QUADS = DIM / 128, LOADERS = WAVES - SCOUTS / 32 };
+    int lane = gpu_lane(), heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
+    const float *x = j->a.q + (t * j->a.n_heads + group * HEADS) * DIM + 4 * lane;
+    q += lane / 16 * BLOCK_BYTES + lane % 2 * 8;
+    for (int first = gpu_wave() - SCOUTS / 32; first < HEADS; first += AT_ONCE * LOADERS) {
+        struct gpu_quad v[AT_ONCE * QUADS];
         MMA_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) {
-            int u = first + i * LOADERS;
-            v[2 * i] = v[2 * i + 1] = {};
-            if (u < heads * OCTS) {
-                v[2 * i] = gpu_load4(x + 8 * u);
-                v[2 * i + 1] = gpu_load4(x + 8 * u + 4);
-            }
+        for (int i = 0; i < AT_ONCE * QUADS; i++) {
+            int h = first + i / QUADS * LOADERS;
+            v[i] = {};
+            if (h < heads)
+                v[i] = gpu_load4(x + h * DIM + i % QUADS * 128);
         }
         MMA_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) {
-            int u = first + i * LOADERS, h = u / OCTS, c = u % OCTS;
-            struct gpu_words o;
-            MMA_UNROLL
-            for (int k = 0; k < 4; k++)
-                o.w[k] = mma_pair(v[2 * i + k / 2].v[k % 2 * 2], v[2 * i + k / 2].v[k % 2 * 2 + 1]);
-            if (u < HEADS * OCTS)
-                mma_store16(q + c / 8 * BLOCK_BYTES + mma_place(h, c % 8), o);
+        for (int i = 0; i < AT_ONCE * QUADS; i++) {
+            int h = first + i / QUADS * LOADERS;
+            uint8_t *to = q + mma_place(h, lane % 16 / 2) + i % QUADS * 2 * BLOCK_BYTES;
+            struct rows_half o = {{mma_pair(v[i].v[0], v[i].v[1]), mma_pair(v[i].v[2], v[i].v[3])}};
+            if (h < HEADS)
+                *(struct rows_half *)(void *)to = o;
         }
     }
 }
@@ -225,21 +315,34 @@ GPU_FN int my_head(void) /* and the one 8 further */
     return 16 * group_wave() + gpu_lane() / 4;
 }
 
-/* This warpgroup's 32 keys: under way. */
-GPU_FN void start_scores(const uint8_t *q, const uint8_t *tile, float (&s)[16])
+/* Scores of this warpgroup's 32 keys: under way.  Meanwhile the next tile, unless NULL, is unpacked: a
+ * step of the product takes 50 clocks, bound by shared memory, and a key of the tile about 300; a
+ * warpgroup that issues all steps at once waits for most of them. */
+GPU_FN void start_scores(const struct attention_sm90_job *j, const uint8_t *q, const uint8_t *tile,
+                         float (&s)[16], const int32_t *at, const struct raw_part raw[UNITS],
+                         uint8_t *next)
 {
+    enum { EACH = DIM / 16 / UNITS };
     mma_tile a = mma_tile_of(q, BLOCK_BYTES);
     mma_tile b = mma_tile_of(tile + my_half() * (BLOCK_BYTES / 2), BLOCK_BYTES);
+    int32_t mine[UNITS];
+    my_keys(at, mine);
     MMA_UNROLL
     for (int i = 0; i < 16; i++)
         s[i] = 0;
-    wgmma_begin();
     MMA_UNROLL
-    for (int k = 0; k < DIM / 16; k++) {
-        int at = k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP;
-        mma_ss(s, mma_ahead(a, at), mma_ahead(b, at));
+    for (int u = 0; u < UNITS; u++) {
+        wgmma_begin();
+        MMA_UNROLL
+        for (int k = u * EACH; k < (u + 1) * EACH; k++) {
+            int from = k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP;
+            mma_ss(s, mma_ahead(a, from), mma_ahead(b, from));
+        }
+        if (u == UNITS - 1)
+            wgmma_end();
+        if (next)
+            put_key(j, mine[u], &raw[u], u, next);
     }
-    wgmma_end();
 }
 
 /* Scores in units of log2, keys that are none at -inf; the largest of this half, for the other. */
@@ -341,38 +444,71 @@ GPU_FN void start_values(const uint32_t (&a)[STEPS][4], const uint8_t *rows, int
     wgmma_end();
 }
 
-/* Dims d, d+1 of a head: over the denominator, bf16, rotated back. */
-GPU_FN void store_pair(const struct attention_sm90_job *j, int64_t t, int head, int d, float a,
-                       float b, float total)
+/* Rope dims are among the last TURNS blocks of 8 of the last sums; of those, cosine and sine of this
+ * thread's pairs.  The same for all heads, so they are read once, before the first is needed. */
+enum { TURNS = 8 };
+struct turn {
+    float c, s;
+};
+
+GPU_FN void load_turns(const struct attention_sm90_job *j, int64_t t, int d, struct turn x[TURNS])
 {
     int nope = DIM - j->a.rope_dim;
-    float *o = j->a.o + (t * j->a.n_heads + head) * DIM + d;
-    a = gpu_bf16(a / total);
-    b = gpu_bf16(b / total);
-    if (d >= nope) {
-        const float *cs = j->a.cs + t * j->a.rope_dim + d - nope;
-        float c = cs[0], s = cs[1], x = a, y = b;
-        a = gpu_bf16(x * c + y * s);
-        b = gpu_bf16(y * c - x * s);
+    MMA_UNROLL
+    for (int i = 0; i < TURNS; i++) {
+        const float *cs = j->a.cs + t * j->a.rope_dim + d + 8 * i - nope;
+        x[i] = {1, 0};
+        if (d + 8 * i >= nope)
+            x[i] = {cs[0], cs[1]};
     }
-    struct rows_half h = {{gpu_bits(a), gpu_bits(b)}};
+}
+
+/* A pair of neighbouring dims, over the denominator; rotated back.  A division per value, and turns read
+ * where they were needed, took 30 % of the time of 128 rows. */
+GPU_FN void store_pair(float *o, float a, float b, float over)
+{
+    struct rows_half h = {{gpu_bits(gpu_bf16(a * over)), gpu_bits(gpu_bf16(b * over))}};
     *(struct rows_half *)(void *)o = h;
+}
+GPU_FN void store_turned(float *o, float a, float b, float over, bool rope, struct turn w)
+{
+    float x = gpu_bf16(a * over), y = gpu_bf16(b * over);
+    a = gpu_bf16(x * w.c + y * w.s);
+    b = gpu_bf16(y * w.c - x * w.s);
+    struct rows_half h = {{gpu_bits(rope ? a : x), gpu_bits(rope ? b : y)}};
+    *(struct rows_half *)(void *)o = h;
+}
+
+/* One over the denominator, the sink in it. */
+GPU_FN float find_over(const struct attention_sm90_job *j, const struct weigher *g, int head, int r)
+{
+    float sink = head < j->a.n_heads ? j->a.sink[head] : 0;
+    return 1 / (g->den[r] + exp2f(sink * 1.44269504f - g->top[r]));
 }
 
 template <int N>
 GPU_FN void store_output(const struct attention_sm90_job *j, const struct place *w,
                          const struct weigher *g, int d0, const float (&o)[N])
 {
+    enum { PLAIN = N / 4 - TURNS };
+    int head = w->group * HEADS + my_head(), d = d0 + gpu_lane() % 4 * 2;
+    struct turn turn[TURNS];
+    load_turns(j, w->t, d + 8 * PLAIN, turn);
+    float over[2] = {find_over(j, g, head, 0), find_over(j, g, head + 8, 1)};
     MMA_UNROLL
     for (int r = 0; r < 2; r++) {
-        int head = w->group * HEADS + my_head() + 8 * r;
-        if (head >= j->a.n_heads)
+        float *to = j->a.o + ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM + d;
+        if (head + 8 * r >= j->a.n_heads)
             continue;
-        float den = g->den[r] + exp2f(j->a.sink[head] * 1.44269504f - g->top[r]);
         MMA_UNROLL
-        for (int i = 0; i < N / 4; i++)
-            store_pair(j, w->t, head, d0 + 8 * i + gpu_lane() % 4 * 2, o[4 * i + 2 * r],
-                       o[4 * i + 2 * r + 1], den);
+        for (int i = 0; i < PLAIN; i++)
+            store_pair(to + 8 * i, o[4 * i + 2 * r], o[4 * i + 2 * r + 1], over[r]);
+        MMA_UNROLL
+        for (int i = 0; i < TURNS; i++) {
+            int k = PLAIN + i;
+            store_turned(to + 8 * k, o[4 * k + 2 * r], o[4 * k + 2 * r + 1], over[r],
+                         d + 8 * k >= DIM - j->a.rope_dim, turn[i]);
+        }
     }
 }
 
@@ -406,14 +542,25 @@ GPU_FN struct turns take_shared(uint8_t *bytes, int step)
 /* Where the block is, its queries, the tile of its first piece p, and the loads of the next one under
  * way.  p may be beyond the row's pieces: then nothing else is there. */
 GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const struct turns *b, int p,
-                       struct rows_raw raw[UNITS])
+                       struct raw_part raw[UNITS])
 {
     const struct place *w = &b->s->w;
-    if ((int)threadIdx.x < SCOUTS) {
+    if (is_scout()) {
         struct place mine;
+        struct seek k[2];
         find_place(j, block, &mine);
-        find_keys(j, &mine, p, b->s->at[0]);
-        find_keys(j, &mine, p + b->step, b->s->at[1]);
+        MMA_UNROLL
+        for (int i = 0; i < 2; i++)
+            seek_start(j, &mine, p + i * b->step, (int)threadIdx.x, &k[i]);
+        MMA_UNROLL
+        for (int i = 0; i < 2; i++)
+            seek_page(j, &mine, &k[i]);
+        MMA_UNROLL
+        for (int i = 0; i < 2; i++) {
+            int32_t at = seek_end(j, &mine, &k[i]);
+            b->s->at[i][threadIdx.x] = at;
+            hint_row(j, at); /* the queries are not there yet */
+        }
         if (threadIdx.x == 0)
             b->s->w = mine;
     } else
@@ -422,7 +569,11 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
     if (p >= w->n)
         return;
     fetch_tile(j, b->s->at[0], raw);
-    put_tile(j, b->s->at[0], raw, b->tile);
+    int32_t mine[UNITS];
+    my_keys(b->s->at[0], mine);
+    MMA_UNROLL
+    for (int u = 0; u < UNITS; u++)
+        put_key(j, mine[u], &raw[u], u, b->tile);
     if (p + b->step < w->n)
         fetch_tile(j, b->s->at[1], raw);
     shared_to_wgmma();
@@ -431,18 +582,24 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
 
 /* Scores of piece p, turn i.  Ends behind a barrier, with the next tile in place. */
 GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
-                     const struct turns *b, int p, int i, struct rows_raw raw[UNITS],
+                     const struct turns *b, int p, int i, struct raw_part raw[UNITS],
                      float (&s)[16])
 {
-    int next = p + b->step;
-    if (next < w->n) {
-        put_tile(j, b->s->at[(i + 1) % 2], raw, b->tile + (i + 1) % 2 * TILE_BYTES);
+    int next = p + b->step, lane = (int)threadIdx.x;
+    struct seek k = {};
+    if (is_scout())
+        seek_start(j, w, next + b->step, lane, &k);
+    start_scores(j, b->q, b->tile + i % 2 * TILE_BYTES, s, b->s->at[(i + 1) % 2], raw,
+                 next < w->n ? b->tile + (i + 1) % 2 * TILE_BYTES : NULL);
+    if (next < w->n)
         shared_to_wgmma();
-    }
-    find_keys(j, w, next + b->step, b->s->at[i % 2]);
+    if (is_scout())
+        seek_page(j, w, &k);
     wgmma_wait<0>();
     wgmma_hold(s);
     find_tops(j, piece_keys(w, p), s, b->s->top[i % 2]);
+    if (is_scout())
+        b->s->at[i % 2][lane] = seek_end(j, w, &k);
     gpu_sync();
     if (next + b->step < w->n)
         fetch_tile(j, b->s->at[i % 2], raw);
@@ -472,13 +629,12 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
     GPU_DYNAMIC(uint8_t, bytes);
     int p = (int)blockIdx.x % j.spread;
     struct turns b = take_shared(bytes, j.spread);
-    struct rows_raw raw[UNITS];
+    struct raw_part raw[UNITS];
     const struct place *w = &b.s->w;
     first_turn(&j, (int)blockIdx.x / j.spread, &b, p, raw);
     for (int i = 0; p < w->n; p += j.spread, i++) {
         float s[16], most[2], den[2];
         uint32_t a[2][4];
-        start_scores(b.q, b.tile + i % 2 * TILE_BYTES, s);
         one_turn(&j, w, &b, p, i, raw, s);
         find_weights(b.s->top[i % 2], s, most, den, a);
         store_weights(&j, w, p, most, den, a);
@@ -521,17 +677,22 @@ GPU_FN void find_window(const struct attention_sm90_job *j, int p, struct value_
 
 template <int BLOCKS>
 GPU_FN void fetch_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
-                        struct rows_raw *raw)
+                        struct raw_part *raw)
 {
     using V = value_shape<BLOCKS>;
     int part = slice * V::LINE + (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
+    struct sources s = find_sources(j, part);
+    int32_t mine[V::LOADS];
     MMA_UNROLL
     for (int u = 0; u < V::LOADS; u++)
-        raw[u] = fetch(j, at[key + u * V::ROWS], part);
+        mine[u] = at[key + u * V::ROWS];
+    MMA_UNROLL
+    for (int u = 0; u < V::LOADS; u++)
+        raw[u] = fetch(&s, mine[u]);
 }
 template <int BLOCKS>
 GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
-                      const struct rows_raw *raw, uint8_t *tile)
+                      const struct raw_part *raw, uint8_t *tile)
 {
     using V = value_shape<BLOCKS>;
     int mine = (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
@@ -566,27 +727,90 @@ GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place
     }
 }
 
-/* A piece of the stage's tile, when the sums of the one before are there. */
-template <int N>
-GPU_FN void add_piece(const struct weighed *x, const uint8_t *rows, int block_bytes,
-                      struct weigher *g, float (&o)[N])
+/* A piece as its product takes it. */
+struct ready {
+    uint32_t a[STEPS][4];
+    float shrink[2];
+};
+
+GPU_FN void prepare(const struct weighed *x, struct weigher *g, struct ready *r)
 {
-    uint32_t a[STEPS][4], factor[2];
-    float den[2], shrink[2];
+    uint32_t factor[2];
+    float den[2];
     MMA_UNROLL
     for (int i = 0; i < 4 * STEPS; i++)
-        a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
+        r->a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
     MMA_UNROLL
-    for (int r = 0; r < 2; r++)
-        den[r] = x->den[0][r] + x->den[1][r];
-    weigh(g, x->top, den, shrink, factor);
-    scale_weights(a, factor);
-    shrink_sums(o, shrink);
-    start_values(a, rows, block_bytes, o);
-    wgmma_wait<0>();
-    wgmma_hold(o);
+    for (int k = 0; k < 2; k++)
+        den[k] = x->den[0][k] + x->den[1][k];
+    weigh(g, x->top, den, r->shrink, factor);
+    scale_weights(r->a, factor);
 }
 
+/* Pieces p .. of a stage, whose weights x has; then x has those of the next stage.  A piece is made ready
+ * while the product of the one before runs. */
+template <int BLOCKS>
+GPU_FN void add_stage(const struct attention_sm90_job *j, const struct place *w, int p,
+                      const uint8_t *rows, struct weighed *x, struct weigher *g,
+                      float (&o)[value_shape<BLOCKS>::SUMS])
+{
+    using V = value_shape<BLOCKS>;
+    struct ready r;
+    prepare(&x[0], g, &r);
+    MMA_UNROLL
+    for (int i = 0; i < V::PIECES; i++) {
+        struct ready next = {};
+        if (p + i >= w->n)
+            break;
+        shrink_sums(o, r.shrink);
+        start_values(r.a, rows + i * BLOCK_BYTES, V::BYTES, o);
+        if (i + 1 < V::PIECES && p + i + 1 < w->n)
+            prepare(&x[(i + 1) % V::PIECES], g, &next);
+        fetch_weights(j, w, p + i + V::PIECES, &x[i]);
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        r = next;
+    }
+}
+
+/* The stage at piece p, which is loaded, into its tile; then the loads of the next one go out. */
+template <int BLOCKS>
+GPU_FN void next_stage(const struct attention_sm90_job *j, struct value_shared *s, int p, int slice,
+                       struct raw_part *raw, uint8_t *tile)
+{
+    using V = value_shape<BLOCKS>;
+    int next = p + V::PIECES;
+    if (p >= s->w.n)
+        return;
+    put_stage<BLOCKS>(j, s->at + p * TILE % WINDOW, slice, raw,
+                      tile + p / V::PIECES % 2 * 4 * BLOCK_BYTES);
+    shared_to_wgmma();
+    if (next >= s->w.n)
+        return;
+    if (next * TILE % WINDOW == 0)
+        find_window(j, next, s);
+    fetch_stage<BLOCKS>(j, s->at + next * TILE % WINDOW, slice, raw);
+}
+
+/* Where the block is; two stages in their tiles, the loads of a third under way. */
+template <int BLOCKS>
+GPU_FN void first_stages(const struct attention_sm90_job *j, struct value_shared *s, int block,
+                         int slice, struct raw_part *raw, uint8_t *tile)
+{
+    if (gpu_wave() == 0) {
+        struct place mine;
+        find_place(j, block, &mine);
+        if (threadIdx.x == 0)
+            s->w = mine;
+    }
+    find_window(j, 0, s);
+    fetch_stage<BLOCKS>(j, s->at, slice, raw);
+    next_stage<BLOCKS>(j, s, 0, slice, raw, tile);
+    next_stage<BLOCKS>(j, s, value_shape<BLOCKS>::PIECES, slice, raw, tile);
+}
+
+/* All that needs no weights is done while score_kernel runs: that one waited for all that keys depend on,
+ * and then let this one start. */
 template <int BLOCKS>
 GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
 {
@@ -599,37 +823,24 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
     int slices = DIM / 64 / BLOCKS, slice = (int)blockIdx.x % slices, half = my_half();
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[V::SUMS] = {};
-    struct rows_raw raw[V::LOADS];
-    struct weighed x[V::PIECES];
-    if (gpu_wave() == 0) {
-        struct place mine;
-        find_place(&j, (int)blockIdx.x / slices, &mine);
-        if (threadIdx.x == 0)
-            s->w = mine;
-    }
-    find_window(&j, 0, s);
-    fetch_stage<BLOCKS>(&j, s->at, slice, raw);
-    gpu_wait_before(); /* score_kernel waited for all that keys depend on, and then let this one start */
+    struct raw_part raw[V::LOADS];
+    struct weighed x[V::PIECES] = {};
+    first_stages<BLOCKS>(&j, s, (int)blockIdx.x / slices, slice, raw, tile);
+    gpu_wait_before();
     MMA_UNROLL
     for (int i = 0; i < V::PIECES; i++)
         fetch_weights(&j, w, i, &x[i]);
+    gpu_sync();
     for (int p = 0; p < w->n; p += V::PIECES) {
         uint8_t *now = tile + p / V::PIECES % 2 * 4 * BLOCK_BYTES;
-        int next = p + V::PIECES;
-        put_stage<BLOCKS>(&j, s->at + p * TILE % WINDOW, slice, raw, now);
-        shared_to_wgmma();
-        gpu_sync();
-        if (next < w->n) {
-            if (next * TILE % WINDOW == 0)
-                find_window(&j, next, s);
-            fetch_stage<BLOCKS>(&j, s->at + next * TILE % WINDOW, slice, raw);
+        if (p == 2 * V::PIECES)
+            gpu_sync(); /* its tile is free; those of later stages are since the stage before */
+        if (p >= 2 * V::PIECES) {
+            next_stage<BLOCKS>(&j, s, p, slice, raw, tile);
+            gpu_sync();
         }
-        MMA_UNROLL
-        for (int i = 0; i < V::PIECES; i++)
-            if (half < V::GROUPS && p + i < w->n) {
-                add_piece(&x[i], now + i * BLOCK_BYTES + half * 2 * V::BYTES, V::BYTES, &g, o);
-                fetch_weights(&j, w, next + i, &x[i]);
-            }
+        if (half < V::GROUPS)
+            add_stage<BLOCKS>(&j, w, p, now + half * 2 * V::BYTES, x, &g, o);
     }
     if (half < V::GROUPS)
         store_output(&j, w, &g, slice * 64 * BLOCKS + half * 128, o);
@@ -674,15 +885,14 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
     GPU_DYNAMIC(uint8_t, bytes);
     struct turns b = take_shared(bytes, 1);
     struct whole_shared *x = (struct whole_shared *)(void *)b.s;
-    struct rows_raw raw[UNITS];
+    struct raw_part raw[UNITS];
     const struct place *w = &b.s->w;
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
-    float o[128] = {};
     first_turn(&j, (int)blockIdx.x, &b, 0, raw);
+    float o[128] = {};
     for (int p = 0; p < w->n; p++) {
         float s[16], most[2], den[2], shrink[2];
         uint32_t mine[2][4], a[STEPS][4], factor[2];
-        start_scores(b.q, b.tile + p % 2 * TILE_BYTES, s);
         one_turn(&j, w, &b, p, p, raw, s);
         find_weights(b.s->top[p % 2], s, most, den, mine);
         share_weights(x, den, mine, a);
@@ -741,7 +951,7 @@ static void check(const struct attention_args *a)
     FST_ASSERT(a->l->format == ROW_BF16 || a->l->format == ROW_FP8);
     FST_ASSERT(a->l->format == ROW_BF16 || DIM - a->rope_dim == ROWS_FP8_NOPE);
     FST_ASSERT(a->l->n_rows < INT32_MAX);
-    FST_ASSERT(a->rope_dim % 2 == 0);
+    FST_ASSERT(a->rope_dim % 2 == 0 && a->rope_dim <= 8 * TURNS);
     FST_ASSERT(a->window > 0);
     FST_ASSERT(a->l->ratio == 0 || a->l->ratio == 4 || a->l->ratio == 128);
     if (a->mode == ATTN_BLOCK) {

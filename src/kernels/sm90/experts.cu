@@ -499,7 +499,8 @@ template <int S, bool DOWN> static void walk(struct expert_job j, struct stream 
 {
     int64_t shared = 2 * outputs(j, DOWN) * shared_tiles(j);
     int64_t routed = outputs(j, DOWN) * routed_tiles(j), places = 4 * (int64_t)j.processors;
-    constexpr int first = S <= 32 ? S : VISITS; /* of more rows the tiles have other blocks */
+    /* wider tiles have blocks of their own, and so has w2's tree of sums with more than 8 rows */
+    constexpr int first = S <= 8 || (S <= 32 && !DOWN) ? S : VISITS;
     void (*kernel)(struct expert_job) = walk_of<DOWN, first>(DOWN ? j.moe_dim : j.dim);
     if (S == first) {
         j.shared_blocks = (int)shared;

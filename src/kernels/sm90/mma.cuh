@@ -42,15 +42,25 @@ enum fst_status route_sm90(const struct route_args *a, struct stream *s);
 bool sm90_route(const struct route_args *a); /* whether it may run here: a question of the model */
 }
 
+GPU_FN uint32_t mma_address(const void *p)
+{
+#if defined(__CUDACC__)
+    return shared_at(p);
+#else
+    return (uint32_t)(uintptr_t)p;
+#endif
+}
 /* Place of the 16-byte chunk c of row r of a block. */
 GPU_FN int mma_place(int r, int c)
 {
     return r * MMA_LINE + ((c ^ (r & 7)) << 4);
 }
 
-GPU_FN uint8_t *mma_aligned(void *p)
+/* The next multiple of MMA_ALIGN: as bytes to add, so that a compiler still sees a place in shared memory
+ * and takes the loads and stores of that. */
+GPU_FN uint8_t *mma_aligned(uint8_t *p)
 {
-    return (uint8_t *)(((uintptr_t)p + MMA_ALIGN - 1) / MMA_ALIGN * MMA_ALIGN);
+    return p + (-mma_address(p) & (uint32_t)(MMA_ALIGN - 1));
 }
 
 GPU_FN void mma_store16(uint8_t *p, struct gpu_words w)
@@ -139,6 +149,12 @@ GPU_FN void mma_16x8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* The line at p to the second-level cache. */
+GPU_FN void mma_hint(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 /* Two bf16 times a power of two. */
 GPU_FN uint32_t mma_times(uint32_t pair, uint32_t both)
 {
@@ -179,6 +195,7 @@ GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
     t.p += bytes;
     return t;
 }
+GPU_FN void mma_hint(const void *) {}
 /* As in wgmma.cuh. */
 GPU_FN void shared_to_wgmma(void) {}
 GPU_FN void wgmma_begin(void) {}
