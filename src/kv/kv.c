@@ -63,6 +63,10 @@ enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec)
     int64_t slots = (int64_t)spec->n_slots + 1;
     kv->page_stride = (int)div_up(spec->context_length, KERN_PAGE);
     kv->pages = take_shared(kv, 4 * slots * kv->page_stride, &failed);
+    if (spec->device) {
+        kv->far_pages = take(kv, 4 * slots * kv->page_stride, &failed);
+        kv->sent_pages = take_shared(kv, 4 * slots * kv->page_stride, &failed);
+    }
     kv->slots = take_shared(kv, slots * (int64_t)sizeof *kv->slots, &failed);
     kv->free_pages = take_shared(kv, 4 * spec->n_pages, &failed);
     kv->free_slots = take_shared(kv, 4 * slots, &failed);
@@ -98,6 +102,21 @@ static struct kv_slot *open_slot(const struct kv *kv, int slot)
 static int32_t *table(const struct kv *kv, int slot)
 {
     return kv->pages + (int64_t)slot * kv->page_stride;
+}
+
+enum fst_status kv_send_pages(struct kv *kv, struct stream *s, int slot)
+{
+    int64_t at = (int64_t)slot * kv->page_stride;
+    size_t bytes = (size_t)kv->slots[slot].n_pages * sizeof *kv->pages;
+    if (!kv->far_pages || memcmp(kv->sent_pages + at, kv->pages + at, bytes) == 0)
+        return FST_OK;
+    memcpy(kv->sent_pages + at, kv->pages + at, bytes);
+    return stream_copy(s, kv->far_pages + at, kv->sent_pages + at, bytes);
+}
+
+const int32_t *kv_pages_for_kernels(const struct kv *kv)
+{
+    return kv->far_pages ? kv->far_pages : kv->pages;
 }
 
 enum fst_status kv_slot_open(struct kv *kv, int *slot)

@@ -12,7 +12,7 @@ static struct rows rows_at(struct model *m, const struct kv *kv, int n_rows, int
                          .id = at.id,
                          .span = at.span,
                          .span_first = at.span_first,
-                         .pages = kv->pages,
+                         .pages = kv_pages_for_kernels(kv),
                          .page_stride = kv->page_stride};
 }
 

@@ -123,7 +123,8 @@ enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows 
     v4_check_picks(logit_row, n_logits, rows->n_rows, m->opts.max_logits);
     FST_TRY(v4_check_rows(m, kv, rows, rows->id));
     struct forward_call f = {.kv = kv, .n_logits = n_logits};
-    f.rows = v4_take_rows(m, rows, rows->id, logit_row, n_logits);
+    FST_TRY(v4_send_pages(m, kv, rows));
+    f.rows = v4_take_rows(m, kv, rows, rows->id, logit_row, n_logits);
     struct v4_key key = {.call = V4_FORWARD,
                          .n_rows = rows->n_rows,
                          .n_spans = rows->n_spans,

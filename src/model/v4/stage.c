@@ -52,8 +52,15 @@ static void look_at(struct model *m, const int32_t *pos, int n_rows)
         m->scored |= (pos[i] + 1) / 4 > m->c->index_topk;
 }
 
-struct rows v4_take_rows(struct model *m, const struct rows *rows, const int32_t *id,
-                         const int32_t *pick, int n_pick)
+enum fst_status v4_send_pages(struct model *m, struct kv *kv, const struct rows *rows)
+{
+    for (int i = 0; i < rows->n_spans; i++)
+        FST_TRY(kv_send_pages(kv, m->stream, rows->slot[rows->span_first[i]]));
+    return FST_OK;
+}
+
+struct rows v4_take_rows(struct model *m, const struct kv *kv, const struct rows *rows,
+                         const int32_t *id, const int32_t *pick, int n_pick)
 {
     struct v4_rows to = v4_rows_shared(m, rows->n_rows), at = v4_rows_of(m, rows->n_rows);
     size_t bytes = (size_t)rows->n_rows * sizeof(int32_t);
@@ -72,7 +79,7 @@ struct rows v4_take_rows(struct model *m, const struct rows *rows, const int32_t
                          .id = at.id,
                          .span = at.span,
                          .span_first = at.span_first,
-                         .pages = rows->pages,
+                         .pages = kv_pages_for_kernels(kv),
                          .page_stride = rows->page_stride};
 }
 

@@ -130,8 +130,10 @@ struct v4_rows v4_rows_of(const struct model *m, int n_rows);
 struct v4_rows v4_rows_shared(const struct model *m, int n_rows);
 /* Take over the caller's arrays; id and pick (n_pick) may be others than rows'.  Returns the rows as
  * kernels see them; sets m->scored. */
-struct rows v4_take_rows(struct model *m, const struct rows *rows, const int32_t *id,
-                         const int32_t *pick, int n_pick);
+struct rows v4_take_rows(struct model *m, const struct kv *kv, const struct rows *rows,
+                         const int32_t *id, const int32_t *pick, int n_pick);
+/* The page tables of the rows' slots, where they have changed: in front of the call, not of its launches. */
+enum fst_status v4_send_pages(struct model *m, struct kv *kv, const struct rows *rows);
 /* Enqueue the copy from the host's arrays to the kernels': first of all launches of a call. */
 enum fst_status v4_send_rows(struct model *m, int n_rows);
 
