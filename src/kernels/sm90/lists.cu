@@ -91,6 +91,31 @@ GPU_FN void expect_experts(const struct expert_job &j)
         gpu_prefetch(p + i);
 }
 
+/* The same one after the other: for rows that name an expert twice, so that it has more visits than there
+ * are rows. */
+GPU_FN void list_slowly(const struct expert_job &j, const int *expert)
+{
+    int routed = routed_visits(j), tiles = 0;
+    for (int v = 0; v < routed; v++) {
+        bool listed = false;
+        for (int u = 0; u < v; u++)
+            listed = listed || expert[u] == expert[v];
+        int at = 0;
+        for (int u = v; u < routed && !listed; u++) {
+            if (expert[u] != expert[v])
+                continue;
+            if (at % VISITS == 0)
+                name_tile(j, j.tile + tiles++, expert[v], 0, 0);
+            struct visit_tile *x = j.tile + tiles - 1;
+            x->visit[at % VISITS] = u;
+            x->row[at % VISITS] = u / j.k;
+            x->n = at++ % VISITS + 1;
+        }
+    }
+    *j.n_tiles = tiles;
+    j.next[0] = j.next[1] = 0;
+}
+
 /* The same for at most 64 visits of at most 8 rows, by one wave, two visits a lane. */
 GPU_FN void list_few(const struct expert_job &j, int *expert, int *tile_of)
 {
@@ -122,6 +147,11 @@ GPU_FN void list_few(const struct expert_job &j, int *expert, int *tile_of)
         }
     }
     __syncwarp();
+    if (__any_sync(0xffffffffu, at[0] >= VISITS || at[1] >= VISITS)) {
+        if (lane == 0)
+            list_slowly(j, expert);
+        return;
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int v = lane + 32 * h;
