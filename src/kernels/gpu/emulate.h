@@ -48,12 +48,14 @@ extern int64_t emulate_waits; /* threads that have called gpu_wait_before */
 template <typename A> struct emulate_call {
     void (*kernel)(A);
     const A *a;
-    static void body(void *ud)
-    {
-        struct emulate_call *c = (struct emulate_call *)ud;
-        c->kernel(*c->a);
-    }
 };
+/* Of this file alone: two files may each have a struct of the same name, whose weak function the linker
+ * would make one. */
+template <typename A> static inline void emulate_body(void *ud)
+{
+    struct emulate_call<A> *c = (struct emulate_call<A> *)ud;
+    c->kernel(*c->a);
+}
 
 template <typename A>
 static inline void emulate_launch(void (*kernel)(A), int64_t grid, int threads, size_t shared,
@@ -63,7 +65,7 @@ static inline void emulate_launch(void (*kernel)(A), int64_t grid, int threads, 
         kernel, &a
     };
     emulate_waits = 0;
-    emulate_run(emulate_call<A>::body, &c, grid, threads, GPU_WAVE, shared);
+    emulate_run(emulate_body<A>, &c, grid, threads, GPU_WAVE, shared);
     FST_ASSERT(!early || emulate_waits == grid * threads);
 }
 static inline void gpu_wait_before(void)
