@@ -722,7 +722,9 @@ static void test_bad_options(void **state)
     refuse_open((struct fst_engine_opts){.chunked_prefill_size = -1}, FST_EINVAL,
                 "--chunked-prefill-size");
     refuse_open((struct fst_engine_opts){.threads = 1000}, FST_EINVAL, "--threads");
+    setenv("FIRESTEEL_MODULES", "/nowhere", 1); /* `make gpu` leaves one beside the program */
     refuse_open((struct fst_engine_opts){.device = "cuda"}, FST_EMACHINE, "there is no module");
+    unsetenv("FIRESTEEL_MODULES");
     refuse_open((struct fst_engine_opts){.device = "tpu"}, FST_EINVAL, "known: cpu, cuda, hip");
     refuse_open((struct fst_engine_opts){.kv_layout = "paged"}, FST_EUNSUPPORTED, "not built");
     refuse_open((struct fst_engine_opts){.max_total_tokens = INT64_C(1) << 50}, FST_EINVAL,
