@@ -7,34 +7,17 @@
  *
  * Order of a score: dims of a product in order, heads of a group of 4 in order, groups in order; an
  * entry's place in a piece plays no part. */
-#include "kernels/gpu/choose.cuh"
-#include "kernels/gpu/rows.cuh"
+#include "kernels/gpu/index.cuh"
 
 enum {
     DIM = ROWS_INDEX_DIM,
     PAIRS = DIM / 2,
-    HEADS = 64, /* of a row, at most; absent ones weigh nothing */
+    HEADS = INDEX_HEADS,
     PIECE = 32,
     THREADS = HEADS / 4 * (PIECE / 4),
     Q_LINE = HEADS + 4, /* words between pairs, so that lanes meet no bank twice */
     K_LINE = PIECE + 4,
     FILL = 1056 /* blocks that fill a large card */
-};
-/* Bytes of scores held at once: bounds the rows of a launch. */
-#define INDEX_SCORES ((int64_t)64 << 20)
-
-struct index_job {
-    struct rows rows;
-    struct kv_layer l;
-    const float *qi, *iw;
-    int32_t *sel, *n_sel;
-    float *scores, *margin; /* NULL, or as in index_topk_args */
-    int64_t max_entries;
-    float *score; /* (rows of the launch, ld) */
-    int64_t ld;
-    int first; /* row of the step */
-    int runs;  /* blocks per row */
-    int heads, topk;
 };
 
 /* ---------------------------------------------------------------- scores */
@@ -115,11 +98,11 @@ GPU_KERNEL void score_kernel(struct index_job j)
 {
     gpu_start();
     GPU_SHARED struct score_tile s;
-    int row = (int)blockIdx.x / j.runs, run = (int)blockIdx.x % j.runs, t = j.first + row;
+    int row = (int)blockIdx.x / j.parts, run = (int)blockIdx.x % j.parts, t = j.first + row;
     const struct row_at at = rows_at(&j.rows, t);
     const int32_t *pages = rows_pages(&j.rows, at.slot);
-    int nv = (int)(((int64_t)at.pos + 1) / 4), pieces = rows_div_up(nv, PIECE);
-    int share = 2 * rows_div_up(pieces, 2 * j.runs); /* whole pages */
+    int nv = index_seen(at.pos), pieces = rows_div_up(nv, PIECE);
+    int share = 2 * rows_div_up(pieces, 2 * j.parts); /* whole pages */
     int p0 = run * share, p1 = FST_MIN(p0 + share, pieces);
     ROWS_CHECK(nv <= j.max_entries);
     if (p0 >= p1 || (nv <= j.topk && !j.scores))
@@ -149,79 +132,36 @@ GPU_KERNEL void choose_kernel(struct index_job j)
     GPU_SHARED struct chooser c;
     int row = (int)blockIdx.x, t = j.first + row;
     const struct row_at at = rows_at(&j.rows, t);
-    int nv = (int)(((int64_t)at.pos + 1) / 4);
-    int32_t *sel = j.sel + (int64_t)t * j.topk;
-    ROWS_CHECK(nv <= j.max_entries);
-    if (threadIdx.x == 0) {
-        j.n_sel[t] = FST_MIN(nv, j.topk);
-        if (j.margin && nv <= j.topk)
-            j.margin[t] = INFINITY;
-    }
-    if (nv > j.topk) {
-        choose(j.score + row * j.ld, nv, j.topk, sel, j.margin ? j.margin + t : NULL, &c);
-        return;
-    }
-    for (int e = (int)threadIdx.x; e < nv; e += CHOOSERS)
-        sel[e] = e;
+    int nv = index_seen(at.pos);
+    if (!index_keeps_all(&j, t, nv))
+        choose(j.score + row * j.ld, nv, j.topk, j.sel + (int64_t)t * j.topk,
+               j.margin ? j.margin + t : NULL, &c);
 }
 
 /* ---------------------------------------------------------------- launcher */
 
-static int64_t line(int64_t max_entries)
-{
-    return round_up(FST_MAX(max_entries, 1), 4);
-}
-
-/* Rows of a launch. */
-static int64_t index_rows(int64_t n_rows, int64_t max_entries)
-{
-    return FST_MAX(1, FST_MIN(n_rows, INDEX_SCORES / (4 * line(max_entries))));
-}
-
 size_t gpu_index_scratch(const struct kernel_limits *l)
 {
-    return gpu_piece(index_rows(l->n_rows, l->max_entries) * line(l->max_entries), sizeof(float));
-}
-
-static void check(const struct index_topk_args *a)
-{
-    FST_ASSERT(a->l->ratio == 4);
-    FST_ASSERT(a->l->index_format == INDEX_FP4 || a->l->index_format == INDEX_FP8);
-    FST_ASSERT(a->index_dim == ROWS_INDEX_DIM);
-    FST_ASSERT(a->index_heads <= HEADS);
-    FST_ASSERT(a->topk > 0);
-    FST_ASSERT(a->max_entries < INT32_MAX / 2);
+    return index_scratch(l);
 }
 
 GPU_ENTRY(index_topk)
 {
     int n = a->rows->n_rows;
-    struct index_job j = {};
-    check(a);
-    j.rows = *a->rows;
-    j.l = *a->l;
-    j.qi = a->qi;
-    j.iw = a->iw;
-    j.sel = a->sel;
-    j.n_sel = a->n_sel;
-    j.scores = a->scores;
-    j.margin = a->margin;
-    j.max_entries = a->max_entries;
-    j.heads = a->index_heads;
-    j.topk = a->topk;
+    struct index_job j = index_start(a);
     if (a->max_entries <= a->topk && !a->scores) { /* every row takes all it sees */
         gpu_launch_early(choose_kernel, n, CHOOSERS, 0, s, j);
         return gpu_done("index_topk");
     }
     struct gpu_cut cut = gpu_scratch(s);
     int64_t rows = index_rows(n, a->max_entries), pages = div_up(a->max_entries, 2 * PIECE);
-    j.ld = line(a->max_entries);
     j.score = gpu_take<float>(&cut, rows * j.ld);
+    j.tall = 1;
     for (j.first = 0; j.first < n; j.first += (int)rows) {
-        int64_t some = FST_MIN(rows, n - j.first);
-        j.runs = (int)FST_MAX(1, FST_MIN(pages, FILL / some));
-        gpu_launch_early(score_kernel, some * j.runs, THREADS, 0, s, j);
-        gpu_launch_early(choose_kernel, some, CHOOSERS, 0, s, j);
+        j.n = (int)FST_MIN(rows, n - j.first);
+        j.parts = (int)FST_MAX(1, FST_MIN(pages, FILL / j.n));
+        gpu_launch_early(score_kernel, (int64_t)j.n * j.parts, THREADS, 0, s, j);
+        gpu_launch_early(choose_kernel, j.n, CHOOSERS, 0, s, j);
     }
     return gpu_done("index_topk");
 }

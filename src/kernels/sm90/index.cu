@@ -14,12 +14,12 @@
  *
  * Order of a score: dims by steps, in one sum; heads 2c and 2c+1 of every 8 in order, then four threads
  * as a tree; an entry's place in a page plays no part. */
-#include "kernels/gpu/choose.cuh"
+#include "kernels/gpu/index.cuh"
 #include "kernels/sm90/mma.cuh"
 
 enum {
     DIM = ROWS_INDEX_DIM,
-    HEADS = 64, /* of a row, at most; absent ones weigh nothing */
+    HEADS = INDEX_HEADS,
     PAGE = ROWS_INDEX_PAGE,
     ROWS = 6, /* of a span, that share the keys */
     GROUPS = 2,
@@ -29,22 +29,6 @@ enum {
     QUERY_BYTES = DIM / MMA_BLOCK * BLOCK_BYTES,
     AHEAD_PAGES = MMA_SIZE(THREADS, 4), /* page numbers read at once */
     FILL = MMA_SIZE(264, 3)             /* blocks that fill a card: two on each processor */
-};
-/* Bytes of scores held at once: bounds the rows of a launch. */
-#define INDEX_SCORES ((int64_t)64 << 20)
-
-struct index_sm90_job {
-    struct rows rows;
-    struct kv_layer l;
-    const float *qi, *iw;
-    int32_t *sel, *n_sel;
-    float *scores, *margin; /* NULL, or as in index_topk_args */
-    int64_t max_entries;
-    float *score; /* (rows of the launch, ld) */
-    int64_t ld;
-    int first, n;    /* rows of the step; of the launch */
-    int tall, parts; /* rows of a block, at most; blocks that share their pages */
-    int heads, topk;
 };
 
 /* ---------------------------------------------------------------- queries */
@@ -83,7 +67,7 @@ GPU_FN int my_dim(void)
     return (int)threadIdx.x % (DIM / 8) * 8;
 }
 
-GPU_FN void fetch_query(const struct index_sm90_job *j, int64_t t, struct oct x[OCTS])
+GPU_FN void fetch_query(const struct index_job *j, int64_t t, struct oct x[OCTS])
 {
     const float *from = j->qi + (t * j->heads + my_head()) * DIM + my_dim();
     MMA_UNROLL
@@ -108,7 +92,7 @@ GPU_FN void put_query(const struct oct x[OCTS], uint8_t *q)
 
 /* Queries and weights of rows t .. t+n-1.  All loads of a row are under way at once: one oct after another,
  * six rows took 14,000 clocks. */
-GPU_FN void load_queries(const struct index_sm90_job *j, int64_t t, int n, uint8_t *q,
+GPU_FN void load_queries(const struct index_job *j, int64_t t, int n, uint8_t *q,
                          struct score_shared *s)
 {
     for (int i = (int)threadIdx.x; i < n * HEADS; i += THREADS) {
@@ -131,7 +115,7 @@ struct raw_keys {
     float scale[2];
 };
 
-GPU_FN void fetch_keys(const struct index_sm90_job *j, int32_t page, struct raw_keys *raw)
+GPU_FN void fetch_keys(const struct index_job *j, int32_t page, struct raw_keys *raw)
 {
     const uint8_t *p = rows_index_page(&j->l, page);
     int key = gpu_wave() % 4 * 16 + gpu_lane() / 4, c = gpu_lane() % 4;
@@ -197,11 +181,11 @@ struct run {
 };
 
 /* This thread's keys e and e+8 for row i of the run. */
-GPU_FN void store_scores(const struct index_sm90_job *j, const struct run *r, int i, int e,
+GPU_FN void store_scores(const struct index_job *j, const struct run *r, int i, int e,
                          const float (&d)[32], const float scale[2])
 {
     int c = gpu_lane() % 4, row = r->t + i - j->first;
-    int nv = (int)(((int64_t)r->pos + i + 1) / 4);
+    int nv = index_seen((int64_t)r->pos + i);
     float sum[2] = {};
     MMA_UNROLL
     for (int k = 0; k < 32; k++) {
@@ -220,7 +204,7 @@ GPU_FN void store_scores(const struct index_sm90_job *j, const struct run *r, in
         j->scores[(int64_t)(r->t + i) * j->max_entries + e] = mine;
 }
 
-GPU_FN void score_page(const struct index_sm90_job *j, const struct run *r, int e,
+GPU_FN void score_page(const struct index_job *j, const struct run *r, int e,
                        const uint32_t (&a)[STEPS][4], const float scale[2])
 {
     for (int i = 0; i < r->n; i++) {
@@ -241,7 +225,7 @@ GPU_FN void score_page(const struct index_sm90_job *j, const struct run *r, int 
 }
 
 /* Pages p .. last-1 of those whose numbers are in shared memory, p's first: every GROUPS-th. */
-GPU_FN void score_pages(const struct index_sm90_job *j, const struct run *r, int p, int last)
+GPU_FN void score_pages(const struct index_job *j, const struct run *r, int p, int last)
 {
     int lane_key = gpu_wave() % 4 * 16 + gpu_lane() / 4, mine = (int)threadIdx.x / MMA_GROUP;
     struct raw_keys raw;
@@ -259,7 +243,7 @@ GPU_FN void score_pages(const struct index_sm90_job *j, const struct run *r, int
 }
 
 /* Numbers of pages p .. last-1, as many as there is room for. */
-GPU_FN void read_pages(const struct index_sm90_job *j, const struct row_at *at, int p, int last,
+GPU_FN void read_pages(const struct index_job *j, const struct row_at *at, int p, int last,
                        struct score_shared *s)
 {
     gpu_sync(); /* others may be reading */
@@ -268,10 +252,10 @@ GPU_FN void read_pages(const struct index_sm90_job *j, const struct row_at *at, 
 }
 
 /* This block's share of a run's pages. */
-GPU_FN void score_run(const struct index_sm90_job *j, const struct row_at *at, struct run *r,
-                      int part, uint8_t *q, struct score_shared *s)
+GPU_FN void score_run(const struct index_job *j, const struct row_at *at, struct run *r, int part,
+                      uint8_t *q, struct score_shared *s)
 {
-    int nv = (int)(((int64_t)r->pos + r->n) / 4), pages = rows_div_up(nv, PAGE);
+    int nv = index_seen((int64_t)r->pos + r->n - 1), pages = rows_div_up(nv, PAGE);
     int share = rows_div_up(pages, j->parts), last = FST_MIN(pages, (part + 1) * share);
     int p = part * share;
     ROWS_CHECK(nv <= j->max_entries);
@@ -291,7 +275,7 @@ GPU_FN void score_run(const struct index_sm90_job *j, const struct row_at *at, s
     }
 }
 
-GPU_KERNEL void MMA_BOUNDS(THREADS, 2) score_kernel(struct index_sm90_job j)
+GPU_KERNEL void MMA_BOUNDS(THREADS, 2) score_kernel(struct index_job j)
 {
     gpu_wait_before();
     gpu_let_next(); /* behind the wait: choose_kernel reads rows before its own */
@@ -496,7 +480,7 @@ GPU_FN void choose_any(const float *score, int nv, int topk, int32_t *sel, float
         choose_crowd(score, nv, topk, sel, margin, &s->c);
 }
 
-GPU_KERNEL void MMA_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_sm90_job j)
+GPU_KERNEL void MMA_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_job j)
 {
     gpu_let_next();
     if (!j.score)
@@ -504,76 +488,25 @@ GPU_KERNEL void MMA_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_sm90_job j)
     GPU_SHARED union choice_shared s;
     int row = (int)blockIdx.x, t = j.first + row;
     const struct row_at at = rows_at(&j.rows, t);
-    int nv = (int)(((int64_t)at.pos + 1) / 4);
+    int nv = index_seen(at.pos);
     if (j.score)
         gpu_wait_before();
-    int32_t *sel = j.sel + (int64_t)t * j.topk;
-    float *margin = j.margin ? j.margin + t : NULL;
-    ROWS_CHECK(nv <= j.max_entries);
-    if (threadIdx.x == 0) {
-        j.n_sel[t] = FST_MIN(nv, j.topk);
-        if (margin && nv <= j.topk)
-            *margin = INFINITY;
-    }
-    if (nv > j.topk) {
-        choose_any(j.score + row * j.ld, nv, j.topk, sel, margin, &s);
-        return;
-    }
-    for (int e = (int)threadIdx.x; e < nv; e += CHOOSERS)
-        sel[e] = e;
+    if (!index_keeps_all(&j, t, nv))
+        choose_any(j.score + row * j.ld, nv, j.topk, j.sel + (int64_t)t * j.topk,
+                   j.margin ? j.margin + t : NULL, &s);
 }
 
 /* ---------------------------------------------------------------- launcher */
 
-static int64_t line(int64_t max_entries)
-{
-    return round_up(FST_MAX(max_entries, 1), 4);
-}
-
-/* Rows of a launch. */
-static int64_t index_rows(int64_t n_rows, int64_t max_entries)
-{
-    return FST_MAX(1, FST_MIN(n_rows, INDEX_SCORES / (4 * line(max_entries))));
-}
-
 size_t index_sm90_scratch(const struct kernel_limits *l)
 {
-    return gpu_piece(index_rows(l->n_rows, l->max_entries) * line(l->max_entries), sizeof(float));
-}
-
-static void check(const struct index_topk_args *a)
-{
-    FST_ASSERT(a->l->ratio == 4);
-    FST_ASSERT(a->l->index_format == INDEX_FP4 || a->l->index_format == INDEX_FP8);
-    FST_ASSERT(a->index_dim == DIM);
-    FST_ASSERT(a->index_heads <= HEADS);
-    FST_ASSERT(a->topk > 0);
-    FST_ASSERT(a->max_entries < INT32_MAX / 2);
-}
-
-static struct index_sm90_job new_job(const struct index_topk_args *a)
-{
-    struct index_sm90_job j = {};
-    j.rows = *a->rows;
-    j.l = *a->l;
-    j.qi = a->qi;
-    j.iw = a->iw;
-    j.sel = a->sel;
-    j.n_sel = a->n_sel;
-    j.scores = a->scores;
-    j.margin = a->margin;
-    j.max_entries = a->max_entries;
-    j.ld = line(a->max_entries);
-    j.heads = a->index_heads;
-    j.topk = a->topk;
-    return j;
+    return index_scratch(l);
 }
 
 SM90_ENTRY(index_topk)
 {
     int n = a->rows->n_rows;
-    struct index_sm90_job j = new_job(a);
-    check(a);
+    struct index_job j = index_start(a);
     if (n == 0)
         return FST_OK;
     if (a->max_entries <= a->topk && !a->scores) { /* every row takes all it sees */
