@@ -24,9 +24,9 @@ template <int N> struct wgmma_shared;
                          : "l"(a), "l"(b));                                                        \
         }                                                                                          \
     }
-SS(8, WGMMA_4, WGMMA_A(d, 0), 4, 5);
-SS(16, WGMMA_8, WGMMA_D8, 8, 9);
-SS(32, WGMMA_16, WGMMA_B(d, 0), 16, 17);
+SS(8, WGMMA_4, WGMMA_D4(d, 0), 4, 5);
+SS(16, WGMMA_8, WGMMA_D8(d, 0), 8, 9);
+SS(32, WGMMA_16, WGMMA_D16(d, 0), 16, 17);
 
 template <int N, int KIND> /* 0 fp8 RS one sum, 1 fp8 RS four sums, 2 bf16 RS, 3 fp8 SS */
 __global__ void rate(float *out, long long *clocks)

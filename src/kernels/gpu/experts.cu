@@ -99,7 +99,7 @@ template <int R> GPU_FN void hidden(const struct expert_job &j, const struct exp
     struct lin_pair w;
     lin_put(&w, 0, t.m.w1, o);
     lin_put(&w, 1, t.m.w3, o);
-    LIN_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < R; r++) {
         int v = t.visit[r < t.n ? r : t.n - 1];
         at[r] = (v < routed ? v / j.k : v - routed) * j.dim;
@@ -117,7 +117,8 @@ template <int R> GPU_FN void hidden(const struct expert_job &j, const struct exp
 
 /* Blocks of one tile are neighbours; a wave makes one hidden value of the tile's visits.  M: most
  * visits of a tile; 1 takes fewer registers, so that more waves are there. */
-template <int M> GPU_KERNEL void LIN_BOUNDS(M == 1 ? 3 : 2) hidden_kernel(struct expert_job j)
+template <int M>
+GPU_KERNEL void GPU_BOUNDS(LIN_THREADS, M == 1 ? 3 : 2) hidden_kernel(struct expert_job j)
 {
     gpu_start();
     int outs = (j.moe_dim + gpu_waves() - 1) / gpu_waves();
@@ -149,13 +150,13 @@ GPU_KERNEL void grid_kernel(struct expert_job j)
     float x[LIN_LANE_VALUES];
     int first = (int)(unit % blocks) * LIN_BLOCK + gpu_lane();
     uint16_t *h = j.h + v * j.moe_dim;
-    LIN_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < LIN_LANE_VALUES; i++) {
         int d = first + i * GPU_WAVE;
         x[i] = d < j.moe_dim ? gpu_from_bf16(h[d]) : 0;
     }
     lin_grid(x);
-    LIN_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < LIN_LANE_VALUES; i++)
         if (first + i * GPU_WAVE < j.moe_dim)
             h[first + i * GPU_WAVE] = gpu_bf16_bits(x[i]);
@@ -171,7 +172,7 @@ template <int R> GPU_FN void down(const struct expert_job &j, const struct exper
     bool pair = o + 1 < j.dim;
     lin_put(&w, 0, t.m.w2, o);
     lin_put(&w, 1, t.m.w2, pair ? o + 1 : o);
-    LIN_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < R; r++)
         at[r] = t.visit[r < t.n ? r : t.n - 1] * j.moe_dim;
     float v = lin_sums<R>(w, j.h, at, true);
@@ -179,7 +180,8 @@ template <int R> GPU_FN void down(const struct expert_job &j, const struct exper
         j.z[(int64_t)t.visit[i / 2] * j.dim + o + i % 2] = v;
 }
 
-template <int M> GPU_KERNEL void LIN_BOUNDS(M == 1 ? 3 : 2) down_kernel(struct expert_job j)
+template <int M>
+GPU_KERNEL void GPU_BOUNDS(LIN_THREADS, M == 1 ? 3 : 2) down_kernel(struct expert_job j)
 {
     gpu_start();
     int outs = (j.dim + 2 * gpu_waves() - 1) / (2 * gpu_waves());

@@ -47,7 +47,7 @@ template <int R> GPU_FN void product(const struct lin_job &j, int row, int o)
     int at[R], next = o + 1 < j.w.n_out ? o + 1 : o;
     lin_put(&w, 0, j.w, o);
     lin_put(&w, 1, j.w, next);
-    LIN_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < R; r++)
         at[r] = (row + r < j.n_rows ? row + r : j.n_rows - 1) * j.ldx + o / j.group * j.w.n_in;
     float v = lin_sums<R>(w, j.x, at, j.flags & LIN_SEGMENTS);
@@ -58,7 +58,7 @@ template <int R> GPU_FN void product(const struct lin_job &j, int row, int o)
 }
 
 /* Row tiles of the same outputs are neighbours: their weights come from memory once. */
-template <int R> GPU_KERNEL void LIN_BOUNDS(2) product_kernel(struct lin_batch b)
+template <int R> GPU_KERNEL void GPU_BOUNDS(LIN_THREADS, 2) product_kernel(struct lin_batch b)
 {
     gpu_start();
     int block = (int)blockIdx.x, i = 0;

@@ -27,14 +27,10 @@ enum {
 enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4 };
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
-#define LIN_UNROLL _Pragma("unroll")
 /* of a loop over chunks for R rows: so many loads in flight */
-#define LIN_UNROLL_R       _Pragma("unroll R == 1 ? 4 : R == 2 ? 2 : 1")
-#define LIN_BOUNDS(blocks) __launch_bounds__(LIN_THREADS, blocks)
+#define LIN_UNROLL_R _Pragma("unroll R == 1 ? 4 : R == 2 ? 2 : 1")
 #else
-#define LIN_UNROLL
 #define LIN_UNROLL_R
-#define LIN_BOUNDS(blocks)
 #endif
 
 GPU_BOTH bool lin_coded(enum weight_format fmt)
@@ -92,7 +88,7 @@ GPU_FN void lin_fp4(float *v, uint32_t u)
 
 GPU_FN void lin_bf16(float *v, const uint32_t *w)
 {
-    LIN_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4; i++) {
         v[2 * i] = gpu_low(w[i]);
         v[2 * i + 1] = gpu_high(w[i]);
@@ -132,10 +128,10 @@ template <int FMT> struct lin_words {
 template <int FMT> GPU_FN lin_words<FMT> lin_load(const uint8_t *row, int c)
 {
     lin_words<FMT> q;
-    LIN_UNROLL
+    GPU_UNROLL
     for (int h = 0; h < (FMT == WEIGHT_F32 ? 2 : 1); h++) {
         struct gpu_words p = lin_load16(row + (int64_t)c * (int)sizeof q + 16 * h);
-        LIN_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < 4; i++)
             q.w[4 * h + i] = p.w[i];
     }
@@ -153,7 +149,7 @@ template <int FMT> GPU_FN void lin_decode(float *v, const lin_words<FMT> &q, int
     } else if (FMT == WEIGHT_BF16) {
         lin_bf16(v, q.w);
     } else {
-        LIN_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < 8; i++)
             v[i] = gpu_float(q.w[i % (int)(sizeof q / 4)]);
     }
@@ -216,16 +212,16 @@ template <int FMT, int R>
 GPU_FN void lin_products(float (&part)[2][R], const lin_words<FMT> &w0, const lin_words<FMT> &w1,
                          const uint16_t *x, const int (&at)[R], uint32_t first)
 {
-    LIN_UNROLL
+    GPU_UNROLL
     for (int p = 0; p < lin_chunk(FMT) / 8; p++) {
         float a[8], b[8], v[8];
         lin_decode<FMT>(a, w0, p);
         lin_decode<FMT>(b, w1, p);
-        LIN_UNROLL
+        GPU_UNROLL
         for (int r = 0; r < R; r++) {
             struct gpu_words in = gpu_load16(x + ((uint32_t)at[r] + first + 8 * (uint32_t)p));
             lin_bf16(v, in.w);
-            LIN_UNROLL
+            GPU_UNROLL
             for (int i = 0; i < 8; i++) {
                 part[0][r] = fmaf(a[i], v[i], part[0][r]);
                 part[1][r] = fmaf(b[i], v[i], part[1][r]);
@@ -250,13 +246,13 @@ GPU_FN void lin_chunks(float (&sum)[2][R], const struct lin_pair &w, const uint1
         float part[2][R] = {};
         float s0 = lin_scale<FMT>(w.scale[0], c), s1 = lin_scale<FMT>(w.scale[1], c);
         lin_products<FMT, R>(part, w0, w1, x, at, first);
-        LIN_UNROLL
+        GPU_UNROLL
         for (int r = 0; r < R; r++) {
             sum[0][r] = fmaf(part[0][r], s0, sum[0][r]);
             sum[1][r] = fmaf(part[1][r], s1, sum[1][r]);
         }
     }
-    LIN_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < R; r++) {
         sum[0][r] *= lin_gain(FMT);
         sum[1][r] *= lin_gain(FMT);
@@ -283,7 +279,7 @@ GPU_FN void lin_singles(float (&sum)[2][R], const struct lin_pair &w, const uint
 {
     for (int i = s.first; i < s.end; i += s.step) {
         float a = lin_value(w, 0, i), b = lin_value(w, 1, i);
-        LIN_UNROLL
+        GPU_UNROLL
         for (int r = 0; r < R; r++) {
             float v = gpu_from_bf16(x[at[r] + (int64_t)i]);
             sum[0][r] = fmaf(a, v, sum[0][r]);
@@ -304,7 +300,7 @@ template <int N> GPU_FN float lin_fold(const float (&v)[N], int m)
     } else {
         float half[N / 2];
         bool odd = gpu_lane() & m;
-        LIN_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < N / 2; i++) {
             float keep = odd ? v[2 * i + 1] : v[2 * i], give = odd ? v[2 * i] : v[2 * i + 1];
             half[i] = keep + wave_xor(give, m);
@@ -338,7 +334,7 @@ GPU_FN float lin_sums(const struct lin_pair &w, const uint16_t *x, const int (&a
             lin_chunks<WEIGHT_F32, R>(sum, w, x, at, s);
         }
     }
-    LIN_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 2 * R; i++)
         all[i] = sum[i % 2][i / 2];
     return lin_fold<2 * R>(all, 1);
@@ -362,11 +358,11 @@ enum { LIN_LANE_VALUES = LIN_BLOCK / GPU_WAVE };
 GPU_FN void lin_grid(float (&v)[LIN_LANE_VALUES])
 {
     float top = 0;
-    LIN_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < LIN_LANE_VALUES; i++)
         top = fmaxf(top, fabsf(v[i]));
     uint32_t code = gpu_fp8_code(wave_max(top));
-    LIN_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < LIN_LANE_VALUES; i++)
         v[i] = gpu_fp8_round(v[i], code);
 }
@@ -376,7 +372,7 @@ GPU_FN void lin_prepare_block(const float *x, int b, int n, uint16_t *raw, uint1
 {
     float v[LIN_LANE_VALUES];
     int first = b * LIN_BLOCK + gpu_lane();
-    LIN_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < LIN_LANE_VALUES; i++) {
         int d = first + i * GPU_WAVE;
         v[i] = d < n ? x[d] : 0;
@@ -386,7 +382,7 @@ GPU_FN void lin_prepare_block(const float *x, int b, int n, uint16_t *raw, uint1
     if (!grid)
         return;
     lin_grid(v);
-    LIN_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < LIN_LANE_VALUES; i++)
         if (first + i * GPU_WAVE < n)
             grid[first + i * GPU_WAVE] = gpu_bf16_bits(v[i]);

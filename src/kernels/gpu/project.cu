@@ -393,14 +393,14 @@ GPU_KERNEL void mtp_start_kernel(struct mtp_job j)
     float r = 1.0f / sqrtf(block_sum(sum, part) / (float)j.dim + j.eps);
     for (int b = gpu_wave() * LIN_BLOCK; b < j.dim; b += gpu_waves() * LIN_BLOCK) {
         float v[LIN_LANE_VALUES];
-        LIN_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < LIN_LANE_VALUES; i++) {
             int d = b + gpu_lane() + i * GPU_WAVE;
             v[i] = d < j.dim ? gpu_bf16(mtp_value(j, at, stream, d) * r * norm[d]) : 0;
         }
         if (grid)
             lin_grid(v);
-        LIN_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < LIN_LANE_VALUES; i++) {
             int d = b + gpu_lane() + i * GPU_WAVE;
             if (d < j.dim)

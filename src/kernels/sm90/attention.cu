@@ -204,9 +204,9 @@ GPU_FN void hint_row(const struct attention_sm90_job *j, int32_t at)
     if (at < 0)
         return;
     for (int i = 0; i < line; i += MMA_LINE)
-        mma_hint(j->l.nope + (int64_t)at * line + i);
+        gpu_prefetch(j->l.nope + (int64_t)at * line + i);
     if (fp8)
-        mma_hint(j->l.rope + (int64_t)at * ROWS_ROPE_BYTES);
+        gpu_prefetch(j->l.rope + (int64_t)at * ROWS_ROPE_BYTES);
 }
 
 GPU_FN void round_own(const float *x, struct gpu_words out[2])
@@ -247,7 +247,7 @@ GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, in
 /* A wave loads whole keys: wave w has w, w+8, .. */
 GPU_FN void my_keys(const int32_t *at, int32_t mine[UNITS])
 {
-    MMA_UNROLL
+    GPU_UNROLL
     for (int u = 0; u < UNITS; u++)
         mine[u] = at[gpu_wave() + u * WAVES];
 }
@@ -257,7 +257,7 @@ GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
     int32_t mine[UNITS];
     struct sources s = find_sources(j, gpu_lane());
     my_keys(at, mine);
-    MMA_UNROLL
+    GPU_UNROLL
     for (int u = 0; u < UNITS; u++)
         raw[u] = fetch(&s, mine[u]);
 }
@@ -282,14 +282,14 @@ GPU_FN void load_queries(const struct attention_sm90_job *j, int64_t t, int grou
     q += lane / 16 * BLOCK_BYTES + lane % 2 * 8;
     for (int first = gpu_wave() - SCOUTS / 32; first < HEADS; first += AT_ONCE * LOADERS) {
         struct gpu_quad v[AT_ONCE * QUADS];
-        MMA_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < AT_ONCE * QUADS; i++) {
             int h = first + i / QUADS * LOADERS;
             v[i] = {};
             if (h < heads)
                 v[i] = gpu_load4(x + h * DIM + i % QUADS * 128);
         }
-        MMA_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < AT_ONCE * QUADS; i++) {
             int h = first + i / QUADS * LOADERS;
             uint8_t *to = q + mma_place(h, lane % 16 / 2) + i % QUADS * 2 * BLOCK_BYTES;
@@ -327,13 +327,13 @@ GPU_FN void start_scores(const struct attention_sm90_job *j, const uint8_t *q, c
     mma_tile b = mma_tile_of(tile + my_half() * (BLOCK_BYTES / 2), BLOCK_BYTES);
     int32_t mine[UNITS];
     my_keys(at, mine);
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 16; i++)
         s[i] = 0;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int u = 0; u < UNITS; u++) {
         wgmma_begin();
-        MMA_UNROLL
+        GPU_UNROLL
         for (int k = u * EACH; k < (u + 1) * EACH; k++) {
             int from = k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP;
             mma_ss(s, mma_ahead(a, from), mma_ahead(b, from));
@@ -350,13 +350,13 @@ GPU_FN void find_tops(const struct attention_sm90_job *j, int keys, float (&s)[1
                       float top[2][HEADS])
 {
     float most[2] = {-INFINITY, -INFINITY};
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 16; i++) {
         int key = 32 * my_half() + i / 4 * 8 + gpu_lane() % 4 * 2 + i % 2;
         s[i] = key < keys ? s[i] * j->scale : -INFINITY;
         most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
     }
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2; r++) {
         most[r] = wave_max(most[r], 4);
         if (gpu_lane() % 4 == 0)
@@ -369,21 +369,21 @@ GPU_FN void find_weights(const float top[2][HEADS], const float (&s)[16], float 
                          float den[2], uint32_t a[2][4])
 {
     float e[16];
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2; r++) {
         int h = my_head() + 8 * r;
         most[r] = ceilf(fmaxf(fmaxf(top[0][h], top[1][h]), -0x1p30f));
         den[r] = 0;
     }
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 16; i++) {
         e[i] = exp2f(s[i] - most[i / 2 % 2]);
         den[i / 2 % 2] += e[i];
     }
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2; r++)
         den[r] = wave_sum(den[r], 4);
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 8; i++)
         a[i / 4][i % 4] = mma_pair(e[2 * i], e[2 * i + 1]);
 }
@@ -405,7 +405,7 @@ GPU_FN float power(float k)
 GPU_FN void weigh(struct weigher *g, const float top[2], const float den[2], float shrink[2],
                   uint32_t factor[2])
 {
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2; r++) {
         float most = fmaxf(g->top[r], top[r]), f = power(top[r] - most);
         shrink[r] = power(g->top[r] - most); /* 0 at the first piece */
@@ -419,14 +419,14 @@ template <int N> GPU_FN void shrink_sums(float (&o)[N], const float shrink[2])
 {
     if (shrink[0] == 1 && shrink[1] == 1)
         return;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < N; i++)
         o[i] *= shrink[i / 2 % 2];
 }
 
 GPU_FN void scale_weights(uint32_t (&a)[STEPS][4], const uint32_t factor[2])
 {
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4 * STEPS; i++)
         a[i / 4][i % 4] = mma_times(a[i / 4][i % 4], factor[i % 2]);
 }
@@ -438,7 +438,7 @@ GPU_FN void start_values(const uint32_t (&a)[STEPS][4], const uint8_t *rows, int
 {
     mma_tile b = mma_tile_of(rows, (uint32_t)block_bytes);
     wgmma_begin();
-    MMA_UNROLL
+    GPU_UNROLL
     for (int k = 0; k < STEPS; k++)
         mma_rs<1>(o, a[k], mma_ahead(b, k * 16 * MMA_LINE));
     wgmma_end();
@@ -454,7 +454,7 @@ struct turn {
 GPU_FN void load_turns(const struct attention_sm90_job *j, int64_t t, int d, struct turn x[TURNS])
 {
     int nope = DIM - j->a.rope_dim;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < TURNS; i++) {
         const float *cs = j->a.cs + t * j->a.rope_dim + d + 8 * i - nope;
         x[i] = {1, 0};
@@ -495,15 +495,15 @@ GPU_FN void store_output(const struct attention_sm90_job *j, const struct place 
     struct turn turn[TURNS];
     load_turns(j, w->t, d + 8 * PLAIN, turn);
     float over[2] = {find_over(j, g, head, 0), find_over(j, g, head + 8, 1)};
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2; r++) {
         float *to = j->a.o + ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM + d;
         if (head + 8 * r >= j->a.n_heads)
             continue;
-        MMA_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < PLAIN; i++)
             store_pair(to + 8 * i, o[4 * i + 2 * r], o[4 * i + 2 * r + 1], over[r]);
-        MMA_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < TURNS; i++) {
             int k = PLAIN + i;
             store_turned(to + 8 * k, o[4 * k + 2 * r], o[4 * k + 2 * r + 1], over[r],
@@ -549,13 +549,13 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
         struct place mine;
         struct seek k[2];
         find_place(j, block, &mine);
-        MMA_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < 2; i++)
             seek_start(j, &mine, p + i * b->step, (int)threadIdx.x, &k[i]);
-        MMA_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < 2; i++)
             seek_page(j, &mine, &k[i]);
-        MMA_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < 2; i++) {
             int32_t at = seek_end(j, &mine, &k[i]);
             b->s->at[i][threadIdx.x] = at;
@@ -571,7 +571,7 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
     fetch_tile(j, b->s->at[0], raw);
     int32_t mine[UNITS];
     my_keys(b->s->at[0], mine);
-    MMA_UNROLL
+    GPU_UNROLL
     for (int u = 0; u < UNITS; u++)
         put_key(j, mine[u], &raw[u], u, b->tile);
     if (p + b->step < w->n)
@@ -615,14 +615,14 @@ GPU_FN void store_weights(const struct attention_sm90_job *j, const struct place
         struct gpu_words x = {{a[k][0], a[k][1], a[k][2], a[k][3]}};
         to[(2 * my_half() + k) * MMA_GROUP] = x;
     }
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++) {
         stat->top[my_head() + 8 * r] = most[r]; /* both halves the same */
         stat->den[my_half()][my_head() + 8 * r] = den[r];
     }
 }
 
-GPU_KERNEL void MMA_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
+GPU_KERNEL void GPU_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
 {
     gpu_wait_before();
     gpu_let_next(); /* behind the wait: value_kernel reads keys before its own */
@@ -667,7 +667,7 @@ enum { VALUE_BYTES = 2 * 4 * BLOCK_BYTES + MMA_ALIGN + (int)sizeof(struct value_
 GPU_FN void find_window(const struct attention_sm90_job *j, int p, struct value_shared *s)
 {
     gpu_sync();
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < WINDOW / THREADS; i++) {
         int key = (int)threadIdx.x + i * THREADS;
         s->at[key] = find_key(j, &s->w, p + key / TILE, key % TILE);
@@ -683,10 +683,10 @@ GPU_FN void fetch_stage(const struct attention_sm90_job *j, const int32_t *at, i
     int part = slice * V::LINE + (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
     struct sources s = find_sources(j, part);
     int32_t mine[V::LOADS];
-    MMA_UNROLL
+    GPU_UNROLL
     for (int u = 0; u < V::LOADS; u++)
         mine[u] = at[key + u * V::ROWS];
-    MMA_UNROLL
+    GPU_UNROLL
     for (int u = 0; u < V::LOADS; u++)
         raw[u] = fetch(&s, mine[u]);
 }
@@ -696,7 +696,7 @@ GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int
 {
     using V = value_shape<BLOCKS>;
     int mine = (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int u = 0; u < V::LOADS; u++)
         put(j, &raw[u], at[key + u * V::ROWS], slice * V::LINE + mine, tile + mine / 4 * V::BYTES,
             key + u * V::ROWS, mine / 4 & 1);
@@ -716,10 +716,10 @@ GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place
     const struct piece_stat *stat = j->stat + piece;
     if (p >= w->n)
         return;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int k = 0; k < STEPS; k++)
         x->a[k] = gpu_load16(from + k * MMA_GROUP + (int)threadIdx.x % MMA_GROUP);
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2; r++) {
         x->top[r] = stat->top[my_head() + 8 * r];
         x->den[0][r] = stat->den[0][my_head() + 8 * r];
@@ -737,10 +737,10 @@ GPU_FN void prepare(const struct weighed *x, struct weigher *g, struct ready *r)
 {
     uint32_t factor[2];
     float den[2];
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4 * STEPS; i++)
         r->a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
-    MMA_UNROLL
+    GPU_UNROLL
     for (int k = 0; k < 2; k++)
         den[k] = x->den[0][k] + x->den[1][k];
     weigh(g, x->top, den, r->shrink, factor);
@@ -757,7 +757,7 @@ GPU_FN void add_stage(const struct attention_sm90_job *j, const struct place *w,
     using V = value_shape<BLOCKS>;
     struct ready r;
     prepare(&x[0], g, &r);
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < V::PIECES; i++) {
         struct ready next = {};
         if (p + i >= w->n)
@@ -812,7 +812,7 @@ GPU_FN void first_stages(const struct attention_sm90_job *j, struct value_shared
 /* All that needs no weights is done while score_kernel runs: that one waited for all that keys depend on,
  * and then let this one start. */
 template <int BLOCKS>
-GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
+GPU_KERNEL void GPU_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
 {
     gpu_let_next();
     using V = value_shape<BLOCKS>;
@@ -827,7 +827,7 @@ GPU_KERNEL void MMA_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
     struct weighed x[V::PIECES] = {};
     first_stages<BLOCKS>(&j, s, (int)blockIdx.x / slices, slice, raw, tile);
     gpu_wait_before();
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < V::PIECES; i++)
         fetch_weights(&j, w, i, &x[i]);
     gpu_sync();
@@ -864,22 +864,22 @@ GPU_FN void share_weights(struct whole_shared *x, float den[2], const uint32_t m
         struct gpu_words p = {{mine[k][0], mine[k][1], mine[k][2], mine[k][3]}};
         x->weight[(2 * my_half() + k) * MMA_GROUP + me] = p;
     }
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++)
         x->den[my_half()][my_head() + 8 * r] = den[r];
     gpu_sync();
-    MMA_UNROLL
+    GPU_UNROLL
     for (int k = 0; k < STEPS; k++) {
         struct gpu_words p = x->weight[k * MMA_GROUP + me];
         for (int i = 0; i < 4; i++)
             a[k][i] = p.w[i];
     }
-    MMA_UNROLL
+    GPU_UNROLL
     for (int r = 0; r < 2; r++)
         den[r] = x->den[0][my_head() + 8 * r] + x->den[1][my_head() + 8 * r];
 }
 
-GPU_KERNEL void MMA_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
+GPU_KERNEL void GPU_BOUNDS(THREADS, 1) whole_kernel(struct attention_sm90_job j)
 {
     gpu_start();
     GPU_DYNAMIC(uint8_t, bytes);

@@ -70,7 +70,7 @@ GPU_FN int my_dim(void)
 GPU_FN void fetch_query(const struct index_job *j, int64_t t, struct oct x[OCTS])
 {
     const float *from = j->qi + (t * j->heads + my_head()) * DIM + my_dim();
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < OCTS; i++) {
         x[i] = {};
         if (my_head() + i * STEP < j->heads) {
@@ -81,10 +81,10 @@ GPU_FN void fetch_query(const struct index_job *j, int64_t t, struct oct x[OCTS]
 }
 GPU_FN void put_query(const struct oct x[OCTS], uint8_t *q)
 {
-    MMA_UNROLL
+    GPU_UNROLL
     for (int k = 0; k < 4; k++) {
         uint8_t *to = q + query_place(my_head(), my_dim() + k);
-        MMA_UNROLL
+        GPU_UNROLL
         for (int i = 0; i < OCTS; i++)
             *(uint32_t *)(void *)(to + i * STEP * MMA_LINE) = mma_pair(x[i].a.v[k], x[i].b.v[k]);
     }
@@ -119,7 +119,7 @@ GPU_FN void fetch_keys(const struct index_job *j, int32_t page, struct raw_keys 
 {
     const uint8_t *p = rows_index_page(&j->l, page);
     int key = gpu_wave() % 4 * 16 + gpu_lane() / 4, c = gpu_lane() % 4;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 2; i++, key += 8) {
         raw->scale[i] = 1;
         if (j->l.index_format == INDEX_FP4) {
@@ -137,7 +137,7 @@ GPU_FN void fetch_keys(const struct index_job *j, int32_t page, struct raw_keys 
  * value.  Two steps, as in mma_codes. */
 GPU_FN void unpack_fp4(uint32_t u, uint32_t scale, uint32_t pair[4])
 {
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4; i++) {
         uint32_t sign = u << (12 - 4 * i) & 0x80008000u;
         uint32_t x = i < 2 ? u << (6 - 4 * i) : u >> (4 * i - 6);
@@ -149,22 +149,22 @@ GPU_FN void unpack_fp4(uint32_t u, uint32_t scale, uint32_t pair[4])
 GPU_FN void unpack_keys(enum index_format format, const struct raw_keys *raw,
                         uint32_t (&a)[STEPS][4])
 {
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 2; i++) {
         uint32_t scale = FST_MIN(raw->code[i] + 62, 254u) * 0x00800080u;
-        MMA_UNROLL
+        GPU_UNROLL
         for (int w = 0; w < 4; w++) {
             uint32_t pair[4];
             if (format == INDEX_FP4)
                 unpack_fp4(raw->a[i].w[w], scale, pair);
             else {
                 const uint32_t *u = w < 2 ? raw->a[i].w + 2 * w : raw->b[i].w + 2 * w - 4;
-                MMA_UNROLL
+                GPU_UNROLL
                 for (int k = 0; k < 4; k++)
                     pair[k] = mma_codes(mma_bytes(u[0], u[1], 0x4000u + (uint32_t)k * 0x1010u),
                                         mma_code_scale(127));
             }
-            MMA_UNROLL
+            GPU_UNROLL
             for (int k = 0; k < 4; k++)
                 a[2 * w + k / 2][k % 2 * 2 + i] = pair[k];
         }
@@ -187,12 +187,12 @@ GPU_FN void store_scores(const struct index_job *j, const struct run *r, int i, 
     int c = gpu_lane() % 4, row = r->t + i - j->first;
     int nv = index_seen((int64_t)r->pos + i);
     float sum[2] = {};
-    MMA_UNROLL
+    GPU_UNROLL
     for (int k = 0; k < 32; k++) {
         float weight = r->s->weight[i][k / 4 * 8 + 2 * c + k % 2];
         sum[k / 2 % 2] = fmaf(weight, fmaxf(d[k], 0), sum[k / 2 % 2]);
     }
-    MMA_UNROLL
+    GPU_UNROLL
     for (int k = 0; k < 2; k++)
         sum[k] = wave_sum(sum[k], 4) * scale[k];
     float mine = c ? sum[1] : sum[0]; /* c 0 and 1 store */
@@ -210,11 +210,11 @@ GPU_FN void score_page(const struct index_job *j, const struct run *r, int e,
     for (int i = 0; i < r->n; i++) {
         mma_tile q = mma_tile_of(r->q + i * QUERY_BYTES, BLOCK_BYTES);
         float d[32];
-        MMA_UNROLL
+        GPU_UNROLL
         for (int k = 0; k < 32; k++)
             d[k] = 0;
         wgmma_begin();
-        MMA_UNROLL
+        GPU_UNROLL
         for (int k = 0; k < STEPS; k++)
             mma_rs<0>(d, a[k], mma_ahead(q, k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP));
         wgmma_end();
@@ -275,7 +275,7 @@ GPU_FN void score_run(const struct index_job *j, const struct row_at *at, struct
     }
 }
 
-GPU_KERNEL void MMA_BOUNDS(THREADS, 2) score_kernel(struct index_job j)
+GPU_KERNEL void GPU_BOUNDS(THREADS, 2) score_kernel(struct index_job j)
 {
     gpu_wait_before();
     gpu_let_next(); /* behind the wait: choose_kernel reads rows before its own */
@@ -322,12 +322,12 @@ template <int QUADS> struct held {
 template <int QUADS> GPU_FN void load_held(const float *score, int nv, struct held<QUADS> *h)
 {
     h->first = (int)threadIdx.x * 4 * QUADS;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < QUADS; i++) {
         struct gpu_quad q = {};
         if (h->first + 4 * i < nv)
             q = gpu_load4(score + h->first + 4 * i);
-        MMA_UNROLL
+        GPU_UNROLL
         for (int k = 0; k < 4; k++)
             h->x[4 * i + k] = q.v[k];
     }
@@ -338,7 +338,7 @@ template <int QUADS>
 GPU_FN float find_scale(const struct held<QUADS> *h, int nv, struct finder *f, float *least)
 {
     float low = INFINITY, high = -INFINITY;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4 * QUADS; i++)
         if (h->first + i < nv) {
             low = fminf(low, h->x[i]);
@@ -409,7 +409,7 @@ GPU_FN void write_held(const struct held<QUADS> *h, int nv, int32_t *sel, float 
                        struct finder *f)
 {
     uint32_t kept = 0, all, dropped = 0;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4 * QUADS; i++) {
         uint32_t u = gpu_ordered(h->x[i]);
         int e = h->first + i;
@@ -419,7 +419,7 @@ GPU_FN void write_held(const struct held<QUADS> *h, int nv, int32_t *sel, float 
             dropped = FST_MAX(dropped, u);
     }
     uint32_t at = sum_before((uint32_t)__builtin_popcount(kept), f->part, &all);
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4 * QUADS; i++)
         if (kept >> i & 1)
             sel[at++] = h->first + i;
@@ -441,7 +441,7 @@ GPU_FN bool choose_held(const float *score, int nv, int topk, int32_t *sel, floa
     float scale = find_scale(&h, nv, f, &least);
     if (scale == 0)
         return false;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4 * QUADS; i++)
         if (h.first + i < nv)
             atomicAdd(f->hist + step_at(h.x[i], least, scale), 1u);
@@ -449,7 +449,7 @@ GPU_FN bool choose_held(const float *score, int nv, int topk, int32_t *sel, floa
     find_step((uint32_t)topk, f);
     if (f->count > SOME)
         return false;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4 * QUADS; i++)
         if (h.first + i < nv && step_at(h.x[i], least, scale) == f->bin) {
             uint32_t at = atomicAdd(&f->n, 1u); /* in any order: find_last knows none */
@@ -480,7 +480,7 @@ GPU_FN void choose_any(const float *score, int nv, int topk, int32_t *sel, float
         choose_crowd(score, nv, topk, sel, margin, &s->c);
 }
 
-GPU_KERNEL void MMA_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_job j)
+GPU_KERNEL void GPU_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_job j)
 {
     gpu_let_next();
     if (!j.score)

@@ -69,10 +69,8 @@ GPU_FN void mma_store16(uint8_t *p, struct gpu_words w)
 }
 
 #if defined(__CUDACC__)
-#define MMA_UNROLL                  _Pragma("unroll")
-#define MMA_APART                   static __device__ __noinline__ /* the rare case: costs no registers elsewhere */
-#define MMA_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
-#define MMA_SIZE(card, emulated)    (card) /* what takes thousands of blocks to reach: less in tests */
+#define MMA_APART                static __device__ __noinline__ /* the rare case: costs no registers elsewhere */
+#define MMA_SIZE(card, emulated) (card) /* what takes thousands of blocks to reach: less in tests */
 
 /* A tile as the instructions take it: its place in shared memory and two strides. */
 typedef uint64_t mma_tile;
@@ -87,55 +85,34 @@ GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
     return t + (uint64_t)(uint32_t)(bytes >> 4);
 }
 
-#define MMA_D4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define MMA_D16(d, i) MMA_D4(d, i), MMA_D4(d, i + 4), MMA_D4(d, i + 8), MMA_D4(d, i + 12)
-#define MMA_D32(d, i) MMA_D16(d, i), MMA_D16(d, i + 16)
-#define MMA_D64(d, i) MMA_D32(d, i), MMA_D32(d, i + 32)
-#define MMA_N16       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define MMA_N32                                                                                    \
-    MMA_N16 ", "                                                                                   \
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define MMA_N64                                                                                    \
-    MMA_N32 ", "                                                                                   \
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "     \
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define MMA_N128                                                                                   \
-    MMA_N64 ", "                                                                                   \
-            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "     \
-            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "     \
-            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "     \
-            "%110, %111, "                                                                         \
-            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
-            "%126, %127"
-
 /* S = Q K^T: 32 columns, k along the rows of both tiles. */
 GPU_FN void mma_ss(float (&d)[16], mma_tile a, mma_tile b)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" MMA_N16
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_16
                  "}, %16, %17, 1, 1, 1, 0, 0;"
-                 : MMA_D16(d, 0)
+                 : WGMMA_D16(d, 0)
                  : "l"(a), "l"(b));
 }
 /* A in registers; DOWN: k runs down the rows of b, columns along them. */
 template <int DOWN> GPU_FN void mma_rs(float (&d)[32], const uint32_t (&a)[4], mma_tile b)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MMA_N32
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32
                  "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
-                 : MMA_D32(d, 0)
+                 : WGMMA_D32(d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
 }
 template <int DOWN> GPU_FN void mma_rs(float (&d)[64], const uint32_t (&a)[4], mma_tile b)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MMA_N64
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64
                  "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
-                 : MMA_D64(d, 0)
+                 : WGMMA_D64(d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
 }
 template <int DOWN> GPU_FN void mma_rs(float (&d)[128], const uint32_t (&a)[4], mma_tile b)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" MMA_N128
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" WGMMA_128
                  "}, {%128, %129, %130, %131}, %132, 1, 1, 1, %133;"
-                 : MMA_D64(d, 0), MMA_D64(d, 64)
+                 : WGMMA_D64(d, 0), WGMMA_D64(d, 64)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
 }
 
@@ -147,12 +124,6 @@ GPU_FN void mma_16x8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-/* The line at p to the second-level cache. */
-GPU_FN void mma_hint(const void *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* Two bf16 times a power of two. */
@@ -176,9 +147,7 @@ GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t v, uint32_t select)
 }
 
 #else
-#define MMA_UNROLL
-#define MMA_APART static
-#define MMA_BOUNDS(threads, blocks)
+#define MMA_APART                static
 #define MMA_SIZE(card, emulated) (emulated)
 
 struct mma_tile {
@@ -195,7 +164,6 @@ GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
     t.p += bytes;
     return t;
 }
-GPU_FN void mma_hint(const void *) {}
 /* As in wgmma.cuh. */
 GPU_FN void shared_to_wgmma(void) {}
 GPU_FN void wgmma_begin(void) {}
@@ -293,7 +261,7 @@ GPU_FN uint32_t mma_code_scale(uint32_t code)
 GPU_FN void mma_unpack(const struct gpu_words &c, uint32_t code, struct gpu_words out[2])
 {
     uint32_t scale = mma_code_scale(code);
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4; i++) {
         out[i / 2].w[i % 2 * 2] = mma_codes(mma_bytes(c.w[i], 0, 0x1404), scale);
         out[i / 2].w[i % 2 * 2 + 1] = mma_codes(mma_bytes(c.w[i], 0, 0x3424), scale);

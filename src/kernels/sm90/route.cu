@@ -42,9 +42,9 @@ GPU_FN void load_gate(struct gate_words<S> &w, const struct gate_job &j, int e0,
 {
     int64_t row = e0 + gpu_lane() / 4;
     const uint16_t *p = j.gate + row * j.n_in + k0 + gpu_lane() % 4 * 8;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int s = 0; s < S; s++)
-        MMA_UNROLL
+        GPU_UNROLL
     for (int h = 0; h < 2; h++)
         if (s < steps)
             w.w[s][h] = gpu_load16(p + (int64_t)8 * h * j.n_in + STEP * s);
@@ -57,9 +57,9 @@ GPU_FN void load_rows(struct gate_rows<S> &x, const struct gate_job &j, int64_t 
 {
     int64_t row = FST_MIN(r0 + gpu_lane() / 4, (int64_t)j.n_rows - 1);
     const float *p = j.x + row * j.n_in + k0 + gpu_lane() % 4 * 8;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int s = 0; s < S; s++)
-        MMA_UNROLL
+        GPU_UNROLL
     for (int h = 0; h < 2; h++)
         if (s < steps)
             x.v[s][h] = gpu_load4(p + STEP * s + 4 * h);
@@ -72,9 +72,9 @@ GPU_FN void gate_products(float (&d)[4], const struct gate_words<S> &w,
 {
     float odd[4] = {0, 0, 0, 0};
     d[0] = d[1] = d[2] = d[3] = 0;
-    MMA_UNROLL
+    GPU_UNROLL
     for (int s = 0; s < S; s++)
-        MMA_UNROLL
+        GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const uint32_t *w0 = w.w[s][0].w + 2 * h, *w1 = w.w[s][1].w + 2 * h;
         const float *v = x.v[s][h].v;
@@ -83,7 +83,7 @@ GPU_FN void gate_products(float (&d)[4], const struct gate_words<S> &w,
         if (s < steps)
             mma_16x8(h ? odd : d, a, b);
     }
-    MMA_UNROLL
+    GPU_UNROLL
     for (int i = 0; i < 4; i++)
         d[i] += odd[i];
 }
@@ -91,7 +91,7 @@ GPU_FN void gate_products(float (&d)[4], const struct gate_words<S> &w,
 /* TILES tiles of experts a block; up to S steps.  The next rows' loads are under way while these are added
  * up. */
 template <int TILES, int S>
-GPU_KERNEL void MMA_BOUNDS(TILES *WAVES * 32, 1) gate_kernel(struct gate_job j)
+GPU_KERNEL void GPU_BOUNDS(TILES *WAVES * 32, 1) gate_kernel(struct gate_job j)
 {
     GPU_SHARED float sums[2][TILES][WAVES][ROWS][TILE + 4];
     int tile = gpu_wave() / WAVES, part = gpu_wave() % WAVES, tid = (int)threadIdx.x % MMA_GROUP;

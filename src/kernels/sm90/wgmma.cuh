@@ -25,15 +25,24 @@ GPU_FN uint64_t wgmma_rows(uint32_t shared)
 
 template <int N> struct wgmma;
 
-#define WGMMA_A(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define WGMMA_B(d, i) WGMMA_A(d, i), WGMMA_A(d, i + 4), WGMMA_A(d, i + 8), WGMMA_A(d, i + 12)
-#define WGMMA_4       "%0,%1,%2,%3"
-#define WGMMA_8       WGMMA_4 ",%4,%5,%6,%7"
-#define WGMMA_16      WGMMA_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define WGMMA_32      WGMMA_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+/* Sums d[i] .. as operands of an instruction, and the first of its operands by number. */
+#define WGMMA_D4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_D8(d, i)  WGMMA_D4(d, i), WGMMA_D4(d, i + 4)
+#define WGMMA_D16(d, i) WGMMA_D8(d, i), WGMMA_D8(d, i + 8)
+#define WGMMA_D32(d, i) WGMMA_D16(d, i), WGMMA_D16(d, i + 16)
+#define WGMMA_D64(d, i) WGMMA_D32(d, i), WGMMA_D32(d, i + 32)
+#define WGMMA_4         "%0,%1,%2,%3"
+#define WGMMA_8         WGMMA_4 ",%4,%5,%6,%7"
+#define WGMMA_16        WGMMA_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_32        WGMMA_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WGMMA_64                                                                                   \
-    WGMMA_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,"   \
-             "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+    WGMMA_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                    \
+             ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_128                                                                                  \
+    WGMMA_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"                    \
+             ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                    \
+             ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"        \
+             ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 /* d = a b, or d += a b with `more`. */
 #define WGMMA(n, list, acc, r0, r1, r2, r3, rb, rm)                                                \
@@ -55,14 +64,10 @@ template <int N> struct wgmma;
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));         \
         }                                                                                          \
     }
-WGMMA(8, WGMMA_4, WGMMA_A(d, 0), 4, 5, 6, 7, 8, 9);
-#define WGMMA_D8 WGMMA_A(d, 0), WGMMA_A(d, 4)
-WGMMA(16, WGMMA_8, WGMMA_D8, 8, 9, 10, 11, 12, 13);
-WGMMA(32, WGMMA_16, WGMMA_B(d, 0), 16, 17, 18, 19, 20, 21);
-#define WGMMA_D32 WGMMA_B(d, 0), WGMMA_B(d, 16)
-WGMMA(64, WGMMA_32, WGMMA_D32, 32, 33, 34, 35, 36, 37);
-#define WGMMA_D64 WGMMA_B(d, 0), WGMMA_B(d, 16), WGMMA_B(d, 32), WGMMA_B(d, 48)
-WGMMA(128, WGMMA_64, WGMMA_D64, 64, 65, 66, 67, 68, 69);
+WGMMA(8, WGMMA_4, WGMMA_D4(d, 0), 4, 5, 6, 7, 8, 9);
+WGMMA(16, WGMMA_8, WGMMA_D8(d, 0), 8, 9, 10, 11, 12, 13);
+WGMMA(32, WGMMA_16, WGMMA_D16(d, 0), 16, 17, 18, 19, 20, 21);
+WGMMA(64, WGMMA_32, WGMMA_D32(d, 0), 32, 33, 34, 35, 36, 37);
 
 /* Before the first product of a series whose registers were written since; after the last; wait. */
 GPU_FN void wgmma_begin(void)
