@@ -26,32 +26,6 @@ GPU_FN float unordered(uint32_t u)
     return gpu_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
 }
 
-/* Sum of v over the lanes up to this one. */
-GPU_FN uint32_t sum_to(uint32_t v)
-{
-    int lane = gpu_lane();
-    for (int m = 1; m < GPU_WAVE; m *= 2) {
-        uint32_t left = gpu_shfl(v, (lane - m) & (GPU_WAVE - 1));
-        v += lane >= m ? left : 0;
-    }
-    return v;
-}
-
-/* Sum of v over the threads before this one; all: over the block.  Every wave adds up the waves by lanes. */
-GPU_FN uint32_t sum_before(uint32_t v, uint32_t *part, uint32_t *all)
-{
-    uint32_t sum = sum_to(v);
-    int lane = gpu_lane(), wave = gpu_wave();
-    gpu_sync();
-    if (lane == GPU_WAVE - 1)
-        part[wave] = sum;
-    gpu_sync();
-    uint32_t waves = sum_to(lane < gpu_waves() ? part[lane] : 0);
-    uint32_t before = gpu_shfl(waves, (wave - 1) & (GPU_WAVE - 1));
-    *all = gpu_shfl(waves, GPU_WAVE - 1);
-    return (wave ? before : 0) + sum - v;
-}
-
 /* Scores e .. e+3; past the end any others. */
 GPU_FN struct gpu_quad four_scores(const float *score, int e, int nv)
 {
@@ -95,7 +69,7 @@ GPU_FN void find_bin(uint32_t need, struct chooser *c)
     int top = BINS - 1 - (int)threadIdx.x * (BINS / CHOOSERS);
     for (int i = 0; i < BINS / CHOOSERS; i++)
         mine += n[i] = in_bin(c, top - i);
-    uint32_t above = sum_before(mine, c->part, &all);
+    uint32_t above = block_sum_before(mine, c->part, &all);
     for (int i = 0; i < BINS / CHOOSERS; i++) {
         if (above < need && need <= above + n[i]) {
             c->bin = top - i;
@@ -123,7 +97,7 @@ GPU_FN void write_choice(const float *score, int nv, uint32_t value, uint32_t ti
             if (e + i < nv)
                 n += u[i] > value ? 1u : u[i] == value ? 1u << 16 : 0;
         }
-        n = sum_before(n, c->part, &all);
+        n = block_sum_before(n, c->part, &all);
         uint32_t a = above + (n & 0xffff), q = equal + (n >> 16);
         for (int i = 0; i < 4 && e + i < nv; i++) {
             if (u[i] > value || (u[i] == value && q < ties))

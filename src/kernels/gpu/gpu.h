@@ -313,6 +313,33 @@ GPU_FN float block_max(float v, float *part)
     return top;
 }
 
+/* Sum of v over the lanes up to this one. */
+GPU_FN uint32_t wave_sum_to(uint32_t v)
+{
+    int lane = gpu_lane();
+    for (int m = 1; m < GPU_WAVE; m *= 2) {
+        uint32_t left = gpu_shfl(v, (lane - m) & (GPU_WAVE - 1));
+        v += lane >= m ? left : 0;
+    }
+    return v;
+}
+
+/* Sum of v over the threads before this one; all: over the block.  Every wave adds up the waves by lanes;
+ * `part` as of block_sum. */
+GPU_FN uint32_t block_sum_before(uint32_t v, uint32_t *part, uint32_t *all)
+{
+    uint32_t sum = wave_sum_to(v);
+    int lane = gpu_lane(), wave = gpu_wave();
+    gpu_sync();
+    if (lane == GPU_WAVE - 1)
+        part[wave] = sum;
+    gpu_sync();
+    uint32_t waves = wave_sum_to(lane < gpu_waves() ? part[lane] : 0);
+    uint32_t before = gpu_shfl(waves, (wave - 1) & (GPU_WAVE - 1));
+    *all = gpu_shfl(waves, GPU_WAVE - 1);
+    return (wave ? before : 0) + sum - v;
+}
+
 /* ---------------------------------------------------------------- numbers, as in ref/numeric.c */
 
 /* Nearest bf16, ties to even, as a float; and its 16 bits. */

@@ -374,7 +374,7 @@ GPU_FN void find_step(uint32_t need, struct finder *f)
     int top = BINS - 1 - (int)threadIdx.x * MINE;
     for (int i = 0; i < MINE; i++)
         mine += n[i] = f->hist[top - i];
-    uint32_t above = sum_before(mine, f->part, &all);
+    uint32_t above = block_sum_before(mine, f->part, &all);
     for (int i = 0; i < MINE; i++) {
         if (above < need && need <= above + n[i]) {
             f->bin = top - i;
@@ -418,7 +418,7 @@ GPU_FN void write_held(const struct held<QUADS> *h, int nv, int32_t *sel, float 
         else if (e < nv)
             dropped = FST_MAX(dropped, u);
     }
-    uint32_t at = sum_before((uint32_t)__builtin_popcount(kept), f->part, &all);
+    uint32_t at = block_sum_before((uint32_t)__builtin_popcount(kept), f->part, &all);
     GPU_UNROLL
     for (int i = 0; i < 4 * QUADS; i++)
         if (kept >> i & 1)

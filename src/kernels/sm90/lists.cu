@@ -4,29 +4,9 @@
 enum { LIST_THREADS = 1024, FEW_VISITS = 64 };
 
 struct visit_lists {
-    int count[EXPERTS_MAX], start[EXPERTS_MAX], tiles[EXPERTS_MAX], wave[LIST_THREADS / 32];
+    int count[EXPERTS_MAX], start[EXPERTS_MAX];
+    uint32_t wave[LIST_THREADS / 32];
 };
-
-/* x[i] of all threads to the sum of those before i; returns the sum of all. */
-GPU_FN int sum_before(int *x, int *wave)
-{
-    int v = *x, lane = gpu_lane(), sum = v, all = 0;
-#pragma unroll
-    for (int m = 1; m < 32; m *= 2) {
-        int up = __shfl_up_sync(0xffffffffu, sum, m);
-        sum += lane >= m ? up : 0;
-    }
-    __syncthreads();
-    if (lane == 31)
-        wave[gpu_wave()] = sum;
-    __syncthreads();
-    for (int w = 0; w < LIST_THREADS / 32; w++) {
-        sum += w < gpu_wave() ? wave[w] : 0;
-        all += wave[w];
-    }
-    *x = sum - v;
-    return all;
-}
 
 GPU_FN void name_tile(const struct expert_job &j, struct visit_tile *x, int expert, int first,
                       int n)
@@ -55,9 +35,9 @@ GPU_FN void list_many(const struct expert_job &j, struct visit_lists &l)
         atomicAdd(&l.count[j.expert[v]], 1);
     __syncthreads();
     int n = t < j.n_experts ? l.count[t] : 0, tiles = (n + j.per_tile - 1) / j.per_tile;
-    int start = n, first = tiles;
-    sum_before(&start, l.wave);
-    int all = sum_before(&first, l.wave);
+    uint32_t sum;
+    int start = (int)block_sum_before((uint32_t)n, l.wave, &sum);
+    int first = (int)block_sum_before((uint32_t)tiles, l.wave, &sum), all = (int)sum;
     if (t < j.n_experts)
         l.start[t] = start;
     for (int i = 0; i < tiles; i++)
