@@ -3,15 +3,6 @@
 
 /* ---------------------------------------------------------------- operands */
 
-const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *in, const struct mat *w)
-{
-    uint16_t **p = lin_coded(w->fmt) ? &in->grid : &in->raw;
-    FST_ASSERT(w->n_in == in->n_in);
-    if (!*p)
-        *p = gpu_take<uint16_t>(c, (int64_t)in->n_rows * in->n_in);
-    return *p;
-}
-
 GPU_KERNEL void prepare_kernel(struct lin_input in)
 {
     gpu_start();

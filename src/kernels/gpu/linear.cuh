@@ -422,6 +422,17 @@ GPU_FN float lin_rms(const float *x, int n, float eps, float *part)
     return 1.0f / sqrtf(block_sum(sum, part) / (float)n + eps);
 }
 
+/* The operand of `in` that w reads, in scratch; what lin_prepare then fills. */
+static inline const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *in,
+                                          const struct mat *w)
+{
+    uint16_t **p = lin_coded(w->fmt) ? &in->grid : &in->raw;
+    FST_ASSERT(w->n_in == in->n_in);
+    if (!*p)
+        *p = gpu_take<uint16_t>(c, (int64_t)in->n_rows * in->n_in);
+    return *p;
+}
+
 /* ---------------------------------------------------------------- launches (linear.cu) */
 
 /* Output o of row i: y[i*ldy + o].  Outputs come in groups of `group`; group g reads inputs
@@ -439,7 +450,6 @@ struct lin_batch {
     int n;
 };
 
-#define lin_operand         GPU_NAME(lin_operand)
 #define lin_add             GPU_NAME(lin_add)
 #define lin_prepare         GPU_NAME(lin_prepare)
 #define lin_run             GPU_NAME(lin_run)
@@ -447,8 +457,6 @@ struct lin_batch {
 #define lin_experts_scratch GPU_NAME(lin_experts_scratch)
 #define lin_head_scratch    GPU_NAME(lin_head_scratch)
 
-/* The operand of `in` that w reads, in scratch; what lin_prepare then fills. */
-const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *in, const struct mat *w);
 /* One more product of the batch; x: rows of `groups`*w->n_in bf16. */
 void lin_add(struct lin_batch *b, const struct mat *w, int groups, const uint16_t *x, int n_rows,
              float *y, int64_t ldy, unsigned flags);

@@ -12,15 +12,6 @@
 
 /* ---------------------------------------------------------------- operands */
 
-const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *in, const struct mat *w)
-{
-    uint16_t **p = lin_coded(w->fmt) ? &in->grid : &in->raw;
-    FST_ASSERT(w->n_in == in->n_in);
-    if (!*p)
-        *p = gpu_take<uint16_t>(c, (int64_t)in->n_rows * in->n_in);
-    return *p;
-}
-
 /* A wave takes 128 values of a row. */
 GPU_KERNEL void prepare_kernel(struct lin_input in)
 {
@@ -172,10 +163,6 @@ GPU_FN void lin_join(const struct lin_job &j, const struct lin_part &p, const ui
     }
 }
 
-template <int N> struct lin_launch {
-    struct lin_batch b;
-};
-
 template <int N>
 GPU_FN void lin_sums(float (&acc)[N / 2], const struct lin_job &j, const struct stream_tile &t,
                      uint8_t *shared)
@@ -193,15 +180,15 @@ template <int N, int GROUPS>
 GPU_KERNEL void __launch_bounds__(STREAM_THREADS *GROUPS, N <= 16       ? 4 / GROUPS
                                                           : GROUPS == 1 ? 3
                                                                         : 1)
-    product_kernel(const __grid_constant__ struct lin_launch<N> l)
+    product_kernel(const __grid_constant__ struct lin_batch b)
 {
     GPU_DYNAMIC(uint8_t, shared);
     GPU_SHARED int row_of[GROUPS][N];
     int block = (int)blockIdx.x, i = 0;
     gpu_let_next();
-    while (block >= l.b.job[i].blocks)
-        block -= l.b.job[i++].blocks;
-    const struct lin_job &j = l.b.job[i];
+    while (block >= b.job[i].blocks)
+        block -= b.job[i++].blocks;
+    const struct lin_job &j = b.job[i];
     struct lin_part p = lin_part_of<N>(j, block, group_of());
     uint8_t *own = shared + group_of() * group_bytes<N>();
     float acc[N / 2];
@@ -226,14 +213,11 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS *GROUPS, N <= 16       ? 4 / GR
     cluster_sync(); /* nobody leaves while others read its sums */
 }
 
-template <int N, int GROUPS> static void launch(struct stream *s, const struct lin_batch *b)
+template <int N, int GROUPS> static void launch(struct stream *s, struct lin_batch *b)
 {
-    struct lin_launch<N> l = {
-        *b
-    };
     int64_t grid = 0;
     for (int i = 0; i < b->n; i++) {
-        struct lin_job *j = &l.b.job[i];
+        struct lin_job *j = &b->job[i];
         int64_t parts = div_up(j->w.n_out, STREAM_ROWS) * div_up(j->n_rows, N) * slices(*j);
         int64_t blocks = GROUPS == 1 ? parts : round_up(div_up(parts, GROUPS), 2);
         FST_ASSERT(blocks <= INT32_MAX);
@@ -241,10 +225,10 @@ template <int N, int GROUPS> static void launch(struct stream *s, const struct l
         grid += blocks;
     }
     sm90_launch(product_kernel<N, GROUPS>, grid, STREAM_THREADS * GROUPS, GROUPS * group_bytes<N>(),
-                GROUPS == 1 ? 1 : 2, s, l);
+                GROUPS == 1 ? 1 : 2, s, *b);
 }
 
-template <int N> static void run(struct stream *s, const struct lin_batch *b)
+template <int N> static void run(struct stream *s, struct lin_batch *b)
 {
     bool sliced = false;
     for (int i = 0; i < b->n; i++)

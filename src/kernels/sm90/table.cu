@@ -1,6 +1,7 @@
 /* table.cu - the kernels for Hopper as a table: its own where they take the model's shapes, else the
  * portable ones.  The choice looks at formats and widths alone, never at rows. */
 #include "kernels/sm90/linear.cuh"
+#include "kernels/sm90/mma.cuh"
 
 #define PORTABLE(entry, args)                                                                      \
     extern "C" enum fst_status entry##_gpu(const args *a, struct stream *s);
@@ -10,10 +11,6 @@ KERNELS_MAP(PORTABLE)
 extern "C" bool kernels_fill_gpu(void *table, size_t bytes);
 extern "C" size_t kernels_scratch_gpu(const struct kernel_limits *l);
 
-extern "C" size_t attention_sm90_scratch(const struct kernel_limits *l); /* attention.cu */
-extern "C" size_t index_sm90_scratch(const struct kernel_limits *l);     /* index.cu */
-extern "C" size_t route_sm90_scratch(const struct kernel_limits *l);     /* route.cu */
-extern "C" bool sm90_route(const struct route_args *a);
 bool sm90_experts(const struct experts_args *a); /* experts.cu */
 
 static enum fst_status pick_attn_in(const struct attn_in_args *a, struct stream *s)
