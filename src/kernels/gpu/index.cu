@@ -140,9 +140,11 @@ GPU_KERNEL void choose_kernel(struct index_job j)
 
 /* ---------------------------------------------------------------- launcher */
 
+/* kernels/sm90 takes the same. */
 size_t gpu_index_scratch(const struct kernel_limits *l)
 {
-    return index_scratch(l);
+    return gpu_piece(index_rows(l->n_rows, l->max_entries) * index_line(l->max_entries),
+                     sizeof(float));
 }
 
 GPU_ENTRY(index_topk)

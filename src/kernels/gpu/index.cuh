@@ -57,11 +57,6 @@ static inline int64_t index_rows(int64_t n_rows, int64_t max_entries)
 {
     return FST_MAX(1, FST_MIN(n_rows, INDEX_SCORES / (4 * index_line(max_entries))));
 }
-static inline size_t index_scratch(const struct kernel_limits *l)
-{
-    int64_t rows = index_rows(l->n_rows, l->max_entries);
-    return gpu_piece(rows * index_line(l->max_entries), sizeof(float));
-}
 
 static inline struct index_job index_start(const struct index_topk_args *a)
 {

@@ -498,11 +498,6 @@ GPU_KERNEL void GPU_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_job j)
 
 /* ---------------------------------------------------------------- launcher */
 
-size_t index_sm90_scratch(const struct kernel_limits *l)
-{
-    return index_scratch(l);
-}
-
 SM90_ENTRY(index_topk)
 {
     int n = a->rows->n_rows;

@@ -34,12 +34,10 @@ enum {
     extern "C" enum fst_status entry##_sm90(const struct entry##_args *a, struct stream *s)
 extern "C" {
 size_t attention_sm90_scratch(const struct kernel_limits *l);
-size_t index_sm90_scratch(const struct kernel_limits *l);
 size_t route_sm90_scratch(const struct kernel_limits *l);
 enum fst_status attention_sm90(const struct attention_args *a, struct stream *s);
 enum fst_status index_topk_sm90(const struct index_topk_args *a, struct stream *s);
 enum fst_status route_sm90(const struct route_args *a, struct stream *s);
-bool sm90_route(const struct route_args *a); /* whether it may run here: a question of the model */
 }
 
 GPU_FN uint32_t mma_address(const void *p)

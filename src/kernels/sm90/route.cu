@@ -127,9 +127,8 @@ GPU_KERNEL void GPU_BOUNDS(TILES *WAVES * 32, 1) gate_kernel(struct gate_job j)
 
 enum { WIDTH = SLICES * WAVES * STEP, STEPS_MAX = 8 };
 
-bool sm90_route(const struct route_args *a)
+static bool fits(const struct mat *m)
 {
-    const struct mat *m = a->gate;
     return m->fmt == WEIGHT_BF16 && m->n_out % (4 * TILE) == 0 && m->n_in % WIDTH == 0 &&
            m->n_in <= WIDTH * STEPS_MAX;
 }
@@ -145,6 +144,8 @@ template <int TILES> static void launch_gate(struct gate_job j, struct stream *s
 
 SM90_ENTRY(route)
 {
+    if (!fits(a->gate))
+        return GPU_NAME(route)(a, s);
     struct gpu_cut c = gpu_scratch(s);
     const struct mat *m = a->gate;
     float *part = gpu_take<float>(&c, (int64_t)a->n_rows * SLICES * m->n_out);

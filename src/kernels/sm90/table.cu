@@ -49,17 +49,11 @@ static enum fst_status pick_experts(const struct experts_args *a, struct stream 
     return sm90_experts(a) ? experts_sm90(a, s) : experts_gpu(a, s);
 }
 
-static enum fst_status pick_route(const struct route_args *a, struct stream *s)
-{
-    return sm90_route(a) ? route_sm90(a, s) : route_gpu(a, s);
-}
-
 extern "C" size_t kernels_scratch_sm90(const struct kernel_limits *l)
 {
     size_t most = FST_MAX(kernels_scratch_gpu(l), lin_project_scratch(l));
     most = FST_MAX(most, lin_experts_scratch(l));
     most = FST_MAX(most, attention_sm90_scratch(l));
-    most = FST_MAX(most, index_sm90_scratch(l));
     most = FST_MAX(most, route_sm90_scratch(l));
     return FST_MAX(most, lin_head_scratch(l));
 }
@@ -77,8 +71,8 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->main_proj = pick_main_proj;
     k->head = pick_head;
     k->experts = pick_experts;
-    k->route = pick_route;
-    k->index_topk = index_topk_sm90; /* these two delegate by themselves */
+    k->route = route_sm90; /* route and attention delegate by themselves, index_topk takes all */
+    k->index_topk = index_topk_sm90;
     k->attention = attention_sm90;
     return true;
 }
