@@ -151,25 +151,31 @@ static inline void gpu_allow_shared(const void *kernel, size_t bytes)
 }
 #endif
 
+/* cluster: blocks of one (Hopper); 0: no clusters. */
 template <typename A>
 static inline void gpu_launch_how(void (*kernel)(A), int64_t grid, int threads, size_t shared,
-                                  struct stream *s, const A &a, bool early)
+                                  struct stream *s, const A &a, bool early, int cluster)
 {
     if (grid <= 0)
         return;
     FST_ASSERT(grid <= INT32_MAX);
 #if defined(__CUDACC__)
-    gpu_allow_shared((const void *)kernel, shared);
-    cudaLaunchAttribute how = {};
-    how.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    how.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute how[2] = {};
     cudaLaunchConfig_t c = {};
+    gpu_allow_shared((const void *)kernel, shared);
     c.gridDim = dim3((unsigned)grid);
     c.blockDim = dim3((unsigned)threads);
     c.dynamicSmemBytes = shared;
     c.stream = (gpu_queue)s->queue;
-    c.attrs = &how;
-    c.numAttrs = early && s->early ? 1 : 0;
+    c.attrs = how;
+    if (cluster) {
+        how[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        how[c.numAttrs++].val.clusterDim = {(unsigned)cluster, 1, 1};
+    }
+    if (early && s->early) {
+        how[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        how[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
     (void)cudaLaunchKernelEx(&c, kernel, a);
 #elif defined(__HIPCC__)
     kernel<<<dim3((unsigned)grid), dim3((unsigned)threads), shared, (gpu_queue)s->queue>>>(a);
@@ -178,6 +184,7 @@ static inline void gpu_launch_how(void (*kernel)(A), int64_t grid, int threads, 
     emulate_launch(kernel, grid, threads, shared, a, early);
 #endif
     (void)early;
+    (void)cluster;
 }
 
 /* Launch, not wait.  What goes wrong is reported by gpu_done at the end of the launcher. */
@@ -185,7 +192,7 @@ template <typename A>
 static inline void gpu_launch(void (*kernel)(A), int64_t grid, int threads, size_t shared,
                               struct stream *s, const A &a)
 {
-    gpu_launch_how(kernel, grid, threads, shared, s, a, false);
+    gpu_launch_how(kernel, grid, threads, shared, s, a, false, 0);
 }
 
 /* The same for a kernel that calls gpu_wait_before: see above. */
@@ -193,7 +200,7 @@ template <typename A>
 static inline void gpu_launch_early(void (*kernel)(A), int64_t grid, int threads, size_t shared,
                                     struct stream *s, const A &a)
 {
-    gpu_launch_how(kernel, grid, threads, shared, s, a, true);
+    gpu_launch_how(kernel, grid, threads, shared, s, a, true, 0);
 }
 
 static inline enum fst_status gpu_done(const char *entry)

@@ -152,24 +152,8 @@ template <typename A>
 static inline void sm90_launch(void (*kernel)(A), int64_t grid, int threads, size_t shared,
                                int cluster, struct stream *s, const A &a)
 {
-    if (grid <= 0)
-        return;
-    FST_ASSERT(grid <= INT32_MAX && grid % cluster == 0);
-    gpu_allow_shared((const void *)kernel, shared);
-    cudaLaunchAttribute how[2] = {};
-    how[0].id = cudaLaunchAttributeClusterDimension;
-    how[0].val.clusterDim.x = (unsigned)cluster;
-    how[0].val.clusterDim.y = how[0].val.clusterDim.z = 1;
-    how[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    how[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t c = {};
-    c.gridDim = dim3((unsigned)grid);
-    c.blockDim = dim3((unsigned)threads);
-    c.dynamicSmemBytes = shared;
-    c.stream = (gpu_queue)s->queue;
-    c.attrs = how;
-    c.numAttrs = s->early ? 2 : 1;
-    (void)cudaLaunchKernelEx(&c, kernel, a);
+    FST_ASSERT(grid % cluster == 0);
+    gpu_launch_how(kernel, grid, threads, shared, s, a, true, cluster);
 }
 
 #endif
