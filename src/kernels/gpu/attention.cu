@@ -22,13 +22,10 @@ enum {
     DIMS = 32,   /* of a block of value_kernel */
     CHUNK = 256, /* dims in shared memory at a time, at most */
     THREADS = QUADS * HEADS,
-    PLANNERS = 1024,      /* one per key: its page number may come over the bus */
-    FILL = 1056,          /* blocks that fill a large card */
-    SPREAD_MAX = 16,      /* blocks that share the pieces of a row and its heads */
-    BLOCK_ROWS_MAX = TILE /* of a draft block */
+    PLANNERS = 1024, /* one per key: its page number may come over the bus */
+    FILL = 1056,     /* blocks that fill a large card */
+    SPREAD_MAX = 16  /* blocks that share the pieces of a row and its heads */
 };
-/* Bytes of scratch held at once: bounds the rows of a launch. */
-#define ATTENTION_SCRATCH ((int64_t)64 << 20)
 
 struct attention_job {
     struct rows rows;
@@ -330,24 +327,8 @@ enum { ROUNDING = 5 * 256 };
 size_t gpu_attention_scratch(const struct kernel_limits *l)
 {
     int64_t row = row_bytes(keys_limit_pieces(l), l->n_heads);
-    int64_t rows = FST_MAX(1, FST_MIN(l->n_rows, ATTENTION_SCRATCH / row));
+    int64_t rows = FST_MAX(1, FST_MIN(l->n_rows, KEYS_SCRATCH / row));
     return (size_t)(rows * row + own_bytes(l->n_rows, l->head_dim) + ROUNDING);
-}
-
-static void check(const struct attention_args *a)
-{
-    FST_ASSERT(a->l->format == ROW_BF16 || a->l->format == ROW_FP8);
-    FST_ASSERT(a->l->format == ROW_BF16 ||
-               (a->head_dim == ROWS_FP8_DIM && a->head_dim - a->rope_dim == ROWS_FP8_NOPE));
-    FST_ASSERT(a->head_dim % DIMS == 0);
-    FST_ASSERT(a->head_dim % FST_MIN(a->head_dim, CHUNK) == 0);
-    FST_ASSERT(a->rope_dim % 2 == 0);
-    FST_ASSERT(a->window > 0);
-    FST_ASSERT(a->l->ratio == 0 || a->l->ratio == 4 || a->l->ratio == 128);
-    if (a->mode == ATTN_BLOCK) {
-        FST_ASSERT(a->l->ratio == 0);
-        FST_ASSERT(a->rows->n_rows <= (int64_t)a->rows->n_spans * BLOCK_ROWS_MAX);
-    }
 }
 
 /* Rows first .. first+n-1. */
@@ -372,7 +353,9 @@ GPU_ENTRY(attention)
     int64_t n = a->rows->n_rows, pieces = keys_most_pieces(a), row = row_bytes(pieces, a->n_heads);
     struct gpu_cut cut = gpu_scratch(s);
     struct attention_job j = {};
-    check(a);
+    keys_check(a);
+    FST_ASSERT(a->head_dim % DIMS == 0);
+    FST_ASSERT(a->head_dim % FST_MIN(a->head_dim, CHUNK) == 0);
     if (n == 0)
         return FST_OK;
     int64_t left = (int64_t)cut.left - own_bytes(n, a->head_dim) - ROUNDING;

@@ -4,7 +4,9 @@
 
 #include "kernels/gpu/rows.cuh"
 
-enum { KEYS_PIECE = 64 };
+enum { KEYS_PIECE = 64, KEYS_BLOCK_ROWS_MAX = KEYS_PIECE /* of a draft block */ };
+/* Bytes of scratch that attention holds at once: bounds the rows of a launch. */
+#define KEYS_SCRATCH ((int64_t)64 << 20)
 
 /* Keys lo .. hi of one kind; pieces start at multiples of KEYS_PIECE. */
 enum range_kind { RANGE_POSITIONS, RANGE_ENTRIES, RANGE_SELECTED };
@@ -54,6 +56,21 @@ GPU_FN int64_t keys_find(const struct attention_args *a, const struct rows *r,
                               : rows_ring(l, at->slot, x);
     int e = kind == RANGE_SELECTED ? a->sel[(int64_t)t * a->topk + x] : x;
     return rows_compressed(l, rows_pages(r, at->slot), e);
+}
+
+/* What every launch of attention has. */
+static inline void keys_check(const struct attention_args *a)
+{
+    FST_ASSERT(a->l->format == ROW_BF16 || a->l->format == ROW_FP8);
+    FST_ASSERT(a->l->format == ROW_BF16 ||
+               (a->head_dim == ROWS_FP8_DIM && a->head_dim - a->rope_dim == ROWS_FP8_NOPE));
+    FST_ASSERT(a->rope_dim % 2 == 0);
+    FST_ASSERT(a->window > 0);
+    FST_ASSERT(a->l->ratio == 0 || a->l->ratio == 4 || a->l->ratio == 128);
+    if (a->mode == ATTN_BLOCK) {
+        FST_ASSERT(a->l->ratio == 0);
+        FST_ASSERT(a->rows->n_rows <= (int64_t)a->rows->n_spans * KEYS_BLOCK_ROWS_MAX);
+    }
 }
 
 static inline int64_t keys_window_pieces(int window)

@@ -34,12 +34,9 @@ enum {
     SCORE_FILL = MMA_SIZE(132, 12), /* blocks of score_kernel, one per processor */
     SLICE_FILL = 2 * SCORE_FILL,    /* of value_kernel<1>, two */
     WHOLE_FROM = MMA_SIZE(72, 16),  /* blocks of whole_kernel that keep a card busy */
-    OWN_FROM = MMA_SIZE(32, 8),     /* rows from which the step's own are packed as bf16 */
-    BLOCK_ROWS_MAX = KEYS_PIECE     /* of a draft block */
+    OWN_FROM = MMA_SIZE(32, 8)      /* rows from which the step's own are packed as bf16 */
 };
 #define NO_KEY INT32_MIN
-/* Bytes of scratch held at once: bounds the rows of a launch. */
-#define ATTENTION_SCRATCH ((int64_t)64 << 20)
 
 /* Of a piece and 64 heads: the exponent of its maximum, sums of the weights of its halves. */
 struct piece_stat {
@@ -942,22 +939,8 @@ size_t attention_sm90_scratch(const struct kernel_limits *l)
     if (!fits(l->head_dim))
         return gpu_attention_scratch(l);
     int64_t groups = div_up(l->n_heads, HEADS), row = row_bytes(keys_limit_pieces(l), groups);
-    int64_t rows = FST_MAX(1, FST_MIN(l->n_rows, ATTENTION_SCRATCH / row));
+    int64_t rows = FST_MAX(1, FST_MIN(l->n_rows, KEYS_SCRATCH / row));
     return (size_t)(rows * row + own_bytes(l->n_rows) + ROUNDING);
-}
-
-static void check(const struct attention_args *a)
-{
-    FST_ASSERT(a->l->format == ROW_BF16 || a->l->format == ROW_FP8);
-    FST_ASSERT(a->l->format == ROW_BF16 || DIM - a->rope_dim == ROWS_FP8_NOPE);
-    FST_ASSERT(a->l->n_rows < INT32_MAX);
-    FST_ASSERT(a->rope_dim % 2 == 0 && a->rope_dim <= 8 * TURNS);
-    FST_ASSERT(a->window > 0);
-    FST_ASSERT(a->l->ratio == 0 || a->l->ratio == 4 || a->l->ratio == 128);
-    if (a->mode == ATTN_BLOCK) {
-        FST_ASSERT(a->l->ratio == 0);
-        FST_ASSERT(a->rows->n_rows <= (int64_t)a->rows->n_spans * BLOCK_ROWS_MAX);
-    }
 }
 
 /* Rows of a launch: few, score_kernel and value_kernel through scratch. */
@@ -987,7 +970,9 @@ SM90_ENTRY(attention)
     int64_t n = a->rows->n_rows;
     struct gpu_cut cut = gpu_scratch(s);
     struct attention_sm90_job j = {};
-    check(a);
+    keys_check(a);
+    FST_ASSERT(a->l->n_rows < INT32_MAX);
+    FST_ASSERT(a->rope_dim <= 8 * TURNS);
     if (n == 0)
         return FST_OK;
     j.rows = *a->rows;
