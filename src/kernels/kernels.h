@@ -187,6 +187,7 @@ struct q_path_args {
     float *qi;                  /* (n_rows, index_heads, index_dim) */
     int n_rows, n_heads, head_dim, rope_dim, index_heads, index_dim;
     float norm_eps;
+    bool packed; /* q as of heads_packed */
 };
 
 /* nv = (pos+1)/4 visible entries; score[e] = sum_h iw[h]*relu(qi[h].key[e]) in fp32, heads in order;
@@ -229,6 +230,7 @@ struct attention_args {
     float *o;          /* (n_rows, n_heads, head_dim) */
     int n_heads, head_dim, rope_dim, window;
     float scale;
+    bool packed; /* q and o as of heads_packed */
 };
 
 /* r[g] = bf16(wo_a[g] . o heads of group g) (input not quantised);  y = wo_b concat(r): fp32, K in
@@ -240,6 +242,7 @@ struct attn_out_args {
     const struct mat *wo_b; /* (dim, groups*o_rank) */
     float *y;               /* (n_rows, dim) fp32 */
     int n_rows, groups;
+    bool packed; /* o as of heads_packed */
 };
 
 /* g = gate x in fp32; sc = sqrt(softplus(g)); experts: the k largest sc+bias (ties: lower id), or
@@ -394,6 +397,11 @@ struct kernels {
     KERNELS_MAP(KERNELS_FIELD)
 #undef KERNELS_FIELD
     size_t (*scratch)(const struct kernel_limits *l); /* of a device's module; NULL: on the CPU */
+    /* Whether the heads of a layer travel packed from q_path to attention to attn_out: bf16 in the place
+     * of the floats, rows without gaps; q in order, o in the order in which wo_a's product takes it:
+     * value 16q+4j+i of every 64 (q, j, i < 4) at 16j + 2q + i%2 + i/2*8.  Looks at the matrices and widths
+     * of the arguments alone.  NULL: never. */
+    bool (*heads_packed)(const struct q_path_args *q, const struct attn_out_args *out);
 };
 
 /* What this machine can run (cpuid and OS support), as flags. */

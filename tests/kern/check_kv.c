@@ -24,6 +24,7 @@ struct world {
     void *area[5], *saved[5];
     size_t area_bytes[5];
     float *kv0, *cmp, *idx, *cs, *q, *qi, *iw; /* inputs of the step's rows */
+    float *q_packed;                           /* of the run in progress */
     float *ape, *cmp_norm, *idx_ape, *idx_norm, *sink, freq[32];
     float *kv_done; /* kv as ref finishes it */
     int32_t *sel_ref, *n_sel_ref;
@@ -224,6 +225,7 @@ static struct world *new_world(struct ck *c, const struct ck_shape *m, int ratio
     if (ratio == 4)
         w->idx = gauss(c, (int64_t)n * 4 * m->index_dim, 0, 1);
     w->q = normed(c, (int64_t)n * m->n_heads * m->head_dim);
+    w->q_packed = ck_alloc(c, (size_t)n * (size_t)m->n_heads * (size_t)m->head_dim * 4);
     if (ratio == 4) {
         w->qi = fp4_values(c, (int64_t)n * m->index_heads * m->index_dim);
         w->iw = normed(c, (int64_t)n * m->index_heads);
@@ -395,6 +397,23 @@ static void case_index(struct ck *c, struct world *w, bool ties)
 
 /* ---------------------------------------------------------------- attention */
 
+/* Heads packed where the table takes them, over FP8 rows; over others as floats. */
+static bool takes_packed(const struct world *w, const struct kernels *k)
+{
+    struct q_path_args q = {.head_dim = w->m->head_dim};
+    struct attn_out_args out = {.groups = w->m->groups};
+    return w->l.format == ROW_FP8 && k->heads_packed && k->heads_packed(&q, &out);
+}
+static const float *queries(struct world *w, int first, int n, bool packed)
+{
+    int64_t heads = w->m->n_heads * w->m->head_dim;
+    if (!packed)
+        return w->q + first * heads;
+    memcpy(w->q_packed, w->q + first * heads, (size_t)(n * heads) * 4);
+    ck_pack(w->q_packed, n * heads, false);
+    return w->q_packed;
+}
+
 static void run_attention(struct ck *c, struct ck_case *t, const struct kernels *k,
                           struct stream *s, int first, int n)
 {
@@ -402,10 +421,11 @@ static void run_attention(struct ck *c, struct ck_case *t, const struct kernels 
     const struct ck_shape *m = w->m;
     int64_t dim = m->head_dim, heads = m->n_heads * dim;
     struct rows *r = part_rows(w, first, n);
+    bool packed = takes_packed(w, k);
     struct attention_args a = {.rows = r,
                                .l = &w->l,
                                .mode = ATTN_CAUSAL,
-                               .q = w->q + first * heads,
+                               .q = queries(w, first, n, packed),
                                .kv = w->kv_done + first * dim,
                                .sel = w->sel_ref ? w->sel_ref + (int64_t)first * m->topk : NULL,
                                .n_sel = w->n_sel_ref ? w->n_sel_ref + first : NULL,
@@ -417,8 +437,11 @@ static void run_attention(struct ck *c, struct ck_case *t, const struct kernels 
                                .head_dim = m->head_dim,
                                .rope_dim = m->rope_dim,
                                .window = m->window,
-                               .scale = 1 / sqrtf((float)m->head_dim)};
+                               .scale = 1 / sqrtf((float)m->head_dim),
+                               .packed = packed};
     FST_ASSERT(k->attention(&a, s) == FST_OK);
+    if (packed)
+        ck_unpack(a.o, n * heads, true);
     if (!c->bench)
         store_ring(w, k, s, r, w->kv_done + first * dim);
 }
@@ -511,10 +534,11 @@ static void run_block(struct ck *c, struct ck_case *t, const struct kernels *k, 
     const struct ck_shape *m = w->m;
     int r0 = w->span_start[first], rows = w->span_start[first + n] - r0;
     int64_t dim = m->head_dim, heads = m->n_heads * dim;
+    bool packed = takes_packed(w, k);
     struct attention_args a = {.rows = part_rows(w, r0, rows),
                                .l = &w->l,
                                .mode = ATTN_BLOCK,
-                               .q = w->q + r0 * heads,
+                               .q = queries(w, r0, rows, packed),
                                .kv = w->kv_done + r0 * dim,
                                .sink = w->sink,
                                .cs = w->cs + (int64_t)r0 * m->rope_dim,
@@ -523,9 +547,12 @@ static void run_block(struct ck *c, struct ck_case *t, const struct kernels *k, 
                                .head_dim = m->head_dim,
                                .rope_dim = m->rope_dim,
                                .window = m->window,
-                               .scale = 1 / sqrtf((float)m->head_dim)};
+                               .scale = 1 / sqrtf((float)m->head_dim),
+                               .packed = packed};
     (void)c;
     FST_ASSERT(k->attention(&a, s) == FST_OK);
+    if (packed)
+        ck_unpack(a.o, rows * heads, true);
 }
 
 static void case_block(struct ck *c, struct world *w)

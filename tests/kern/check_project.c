@@ -248,6 +248,7 @@ static void case_in(struct ck *c, const struct ck_shape *m, int n, int n_ref, in
 struct q_case {
     struct q_path_args a;
     struct mat q, qi;
+    bool packs; /* q packed where the table takes it so */
 };
 
 static void run_q(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -255,13 +256,17 @@ static void run_q(struct ck *c, struct ck_case *t, const struct kernels *k, stru
 {
     struct q_case *u = t->ud;
     struct q_path_args a = u->a;
+    struct attn_out_args out = {.groups = 1};
     (void)c;
+    a.packed = u->packs && k->heads_packed && k->heads_packed(&a, &out);
     a.qr = ROW(a.qr, first, a.wq_b->n_in);
     a.cs = ROW(a.cs, first, a.rope_dim);
     a.q = ROW(a.q, first, a.n_heads * a.head_dim);
     a.qi = ROW(a.qi, first, a.index_heads * a.index_dim);
     a.n_rows = n;
     FST_ASSERT(k->q_path(&a, s) == FST_OK);
+    if (a.packed)
+        ck_unpack(a.q, (int64_t)n * a.n_heads * a.head_dim, false);
 }
 
 static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, bool index)
@@ -273,7 +278,8 @@ static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, boo
                              .rope_dim = m->rope_dim,
                              .index_heads = m->index_heads,
                              .index_dim = m->index_dim,
-                             .norm_eps = 1e-6f}};
+                             .norm_eps = 1e-6f},
+                       .packs = index};
     label(&t, "q_path", m, index ? "with index" : "", n, n_ref);
     u.q = ck_mat(c, WEIGHT_FP8, m->n_heads * m->head_dim, m->q_rank, 1);
     u.a.wq_b = &u.q;
@@ -295,6 +301,8 @@ static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, boo
 struct out_case {
     struct attn_out_args a;
     struct mat wo_a, wo_b;
+    float *packed; /* o, where the table takes it so */
+    int head_dim;
 };
 
 static void run_out(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -302,8 +310,16 @@ static void run_out(struct ck *c, struct ck_case *t, const struct kernels *k, st
 {
     struct out_case *u = t->ud;
     struct attn_out_args a = u->a;
+    struct q_path_args q = {.head_dim = u->head_dim};
+    int64_t wide = (int64_t)a.wo_a->n_in * a.groups;
     (void)c;
-    a.o = ROW(a.o, first, a.wo_a->n_in * a.groups);
+    a.o = ROW(a.o, first, wide);
+    a.packed = u->packed && k->heads_packed && k->heads_packed(&q, &a);
+    if (a.packed) {
+        memcpy(u->packed, a.o, (size_t)(n * wide) * 4);
+        ck_pack(u->packed, n * wide, true);
+        a.o = u->packed;
+    }
     a.y = ROW(a.y, first, a.wo_b->n_out);
     a.n_rows = n;
     FST_ASSERT(k->attn_out(&a, s) == FST_OK);
@@ -313,7 +329,7 @@ static void case_out(struct ck *c, const struct ck_shape *m, int n, int n_ref,
                      enum weight_format fmt)
 {
     struct ck_case t;
-    struct out_case u = {.a = {.n_rows = n, .groups = m->groups}};
+    struct out_case u = {.a = {.n_rows = n, .groups = m->groups}, .head_dim = m->head_dim};
     int heads = m->n_heads * m->head_dim;
     label(&t, "attn_out", m, fmt == WEIGHT_BF16 ? "wo_a bf16" : "", n, n_ref);
     u.wo_a = ck_mat(c, fmt, m->groups * m->o_rank, heads / m->groups, 1);
@@ -321,6 +337,8 @@ static void case_out(struct ck *c, const struct ck_shape *m, int n, int n_ref,
     u.a.wo_a = &u.wo_a;
     u.a.wo_b = &u.wo_b;
     u.a.o = acts(c, n, heads, 1);
+    if (fmt == WEIGHT_FP8 && c->k.heads_packed)
+        u.packed = ck_alloc(c, (size_t)n * (size_t)heads * 4);
     count(&t, &u.wo_a, n);
     count(&t, &u.wo_b, n);
     ck_out(&t, c, "y", &u.a.y, m->dim, 1e-5);

@@ -196,6 +196,40 @@ double ck_nmse(const float *a, const float *b, int64_t n)
     return d == 0 ? 0 : d / fmax(s, 1e-60);
 }
 
+/* Place of value i of 64. */
+static int packed_place(int i, bool o)
+{
+    int q = i / 16, j = i / 4 % 4, e = i % 4;
+    return o ? 16 * j + 2 * q + e % 2 + e / 2 * 8 : i;
+}
+
+void ck_pack(float *x, int64_t n, bool o)
+{
+    uint16_t *to = (uint16_t *)(void *)x;
+    for (int64_t b = 0; b < n; b += 64) {
+        uint16_t block[64];
+        for (int i = 0; i < 64; i++) {
+            uint32_t u;
+            memcpy(&u, x + b + i, 4);
+            block[packed_place(i, o)] = (uint16_t)(u >> 16);
+        }
+        memcpy(to + b, block, sizeof block);
+    }
+}
+
+void ck_unpack(float *x, int64_t n, bool o)
+{
+    const uint16_t *from = (const uint16_t *)(const void *)x;
+    for (int64_t b = n - 64; b >= 0; b -= 64) {
+        uint16_t block[64];
+        memcpy(block, from + b, sizeof block);
+        for (int i = 0; i < 64; i++) {
+            uint32_t u = (uint32_t)block[packed_place(i, o)] << 16;
+            memcpy(x + b + i, &u, 4);
+        }
+    }
+}
+
 void ck_scratch(struct ck *c, const struct ck_shape *m, int n_rows, int64_t max_entries)
 {
     struct kernel_limits l = {n_rows,         m->dim,       m->n_heads, m->head_dim,  m->q_rank,

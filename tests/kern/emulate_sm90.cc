@@ -8,6 +8,12 @@ static size_t scratch(const struct kernel_limits *l)
     return FST_MAX(GPU_NAME(kernels_scratch)(l), most);
 }
 
+/* The projections are the portable ones, which take floats: packed for attention alone. */
+static bool heads_packed(const struct q_path_args *q, const struct attn_out_args *out)
+{
+    return attention_sm90_fits(q->head_dim) && !q->wq_b && !out->wo_a;
+}
+
 extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes);
 extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes)
 {
@@ -18,5 +24,6 @@ extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes)
     k->index_topk = index_topk_sm90;
     k->route = route_sm90;
     k->scratch = scratch;
+    k->heads_packed = heads_packed;
     return true;
 }

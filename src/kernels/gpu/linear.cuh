@@ -23,8 +23,14 @@ enum {
     LIN_FILL = 264,    /* blocks that fill a card: two on each of 132 processors */
     LIN_BLOCK = 128    /* inputs that share a scale of the E4M3 grid */
 };
-/* LIN_WIDE: the operand is raw although the weights are codes. */
-enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4 };
+/* LIN_WIDE: the operand is raw although the weights are codes.  LIN_PACK: rounded, and y holds bf16; for
+ * products that can (LIN_PACKS). */
+enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4, LIN_PACK = 8 };
+#ifdef KERNELS_SM90
+#define LIN_PACKS true
+#else
+#define LIN_PACKS false
+#endif
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
 /* of a loop over chunks for R rows: so many loads in flight */

@@ -3,6 +3,7 @@
  * Each entry is: input rows to operands, one launch for all its products, one for what follows them
  * (norms, rotations, grids).  LIN_ROWS rows at a time go through scratch. */
 #include "kernels/gpu/linear.cuh"
+#include "kernels/gpu/rows.cuh"
 
 /* Rows of packed floats that start at row t0. */
 static struct lin_input input_rows(const float *x, int64_t t0, int n_rows, int n_in)
@@ -140,11 +141,31 @@ GPU_ENTRY(attn_in)
 enum { HEAD_THREADS = 64, INDEX_MAX = 128 };
 
 struct heads_job {
-    float *q, *qi;
+    float *q, *qi; /* q packed: bf16 in its place */
     const float *cs;
     int n_rows, n_heads, head_dim, rope_dim, index_heads, index_dim;
     float norm_eps;
 };
+
+/* Values at .. at+3 of q. */
+template <bool PACKED> GPU_FN struct gpu_quad load_query(const float *q, int64_t at)
+{
+    if (!PACKED)
+        return gpu_load4(q + at);
+    struct rows_half p =
+        *(const struct rows_half *)(const void *)((const uint16_t *)(const void *)q + at);
+    struct gpu_quad v = {{gpu_low(p.w[0]), gpu_high(p.w[0]), gpu_low(p.w[1]), gpu_high(p.w[1])}};
+    return v;
+}
+/* v is on the bf16 grid. */
+template <bool PACKED> GPU_FN void store_query(float *q, int64_t at, const struct gpu_quad &v)
+{
+    struct rows_half p = {{gpu_pair(v.v[0], v.v[1]), gpu_pair(v.v[2], v.v[3])}};
+    if (PACKED)
+        *(struct rows_half *)(void *)((uint16_t *)(void *)q + at) = p;
+    else
+        gpu_store4(q + at, v);
+}
 
 /* Rotates two pairs by cos, sin, cos, sin. */
 GPU_FN void turn(struct gpu_quad *v, const struct gpu_quad &cs)
@@ -165,8 +186,9 @@ GPU_FN struct gpu_quad angles_of(const float *cs, int d, int dim, int rope_dim)
 }
 
 /* A head of q: norm and rotation, one rounding.  A thread has Q times four values. */
-template <int Q>
-GPU_FN void finish_query(float *q, int dim, int rope_dim, const float *cs, float eps, float *part)
+template <int Q, bool PACKED>
+GPU_FN void finish_query(float *q, int64_t at, int dim, int rope_dim, const float *cs, float eps,
+                         float *part)
 {
     struct gpu_quad v[Q], angle[Q];
     float sum = 0;
@@ -175,7 +197,7 @@ GPU_FN void finish_query(float *q, int dim, int rope_dim, const float *cs, float
         int d = 4 * ((int)threadIdx.x + i * HEAD_THREADS);
         v[i] = {};
         if (d < dim)
-            v[i] = gpu_load4(q + d);
+            v[i] = load_query<PACKED>(q, at + d);
         angle[i] = angles_of(cs, d, dim, rope_dim);
     }
     GPU_UNROLL
@@ -191,7 +213,7 @@ GPU_FN void finish_query(float *q, int dim, int rope_dim, const float *cs, float
         for (int m = 0; m < 4; m++)
             v[i].v[m] = gpu_bf16(v[i].v[m]);
         if (d < dim)
-            gpu_store4(q + d, v[i]);
+            store_query<PACKED>(q, at + d, v[i]);
     }
 }
 
@@ -240,14 +262,14 @@ GPU_BOTH int index_heads_here(const struct heads_job &j)
 }
 
 /* One block per head of q, then one per few heads of qi. */
-template <int Q> GPU_KERNEL void heads_kernel(struct heads_job j)
+template <int Q, bool PACKED> GPU_KERNEL void heads_kernel(struct heads_job j)
 {
     gpu_start();
     GPU_SHARED float part[HEAD_THREADS / 32];
     int64_t h = blockIdx.x, n = (int64_t)j.n_rows * j.n_heads;
     if (h < n) {
-        finish_query<Q>(j.q + h * j.head_dim, j.head_dim, j.rope_dim,
-                        j.cs + h / j.n_heads * j.rope_dim, j.norm_eps, part);
+        finish_query<Q, PACKED>(j.q, h * j.head_dim, j.head_dim, j.rope_dim,
+                                j.cs + h / j.n_heads * j.rope_dim, j.norm_eps, part);
         return;
     }
     n = (h - n) * index_heads_here(j) + 4 * (int)threadIdx.x / j.index_dim;
@@ -264,7 +286,7 @@ static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t
     int64_t wide = (int64_t)a->n_heads * a->head_dim;
     int64_t index = (int64_t)a->index_heads * a->index_dim;
     bool with = gpu_there(a->idx_wq_b);
-    struct heads_job j = {a->q + t0 * wide,
+    struct heads_job j = {a->q + t0 * wide / (a->packed ? 2 : 1),
                           with ? a->qi + t0 * index : NULL,
                           a->cs + t0 * a->rope_dim,
                           n,
@@ -274,19 +296,23 @@ static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t
                           with ? a->index_heads : 0,
                           with ? a->index_dim : 0,
                           a->norm_eps};
-    add(&b, &c, &in, a->wq_b, j.q, wide, LIN_ROUND);
+    add(&b, &c, &in, a->wq_b, j.q, wide, a->packed ? LIN_PACK : LIN_ROUND);
     add(&b, &c, &in, a->idx_wq_b, j.qi, index, LIN_ROUND);
     lin_prepare(s, &in);
     lin_run(s, &b);
     int64_t blocks = (int64_t)n * j.n_heads;
     if (with)
         blocks += div_up((int64_t)n * j.index_heads, index_heads_here(j));
-    gpu_launch_early(j.head_dim <= 8 * HEAD_THREADS ? heads_kernel<2> : heads_kernel<8>, blocks,
-                     HEAD_THREADS, 0, s, j);
+    bool narrow = j.head_dim <= 8 * HEAD_THREADS;
+    gpu_launch_early(a->packed ? narrow ? heads_kernel<2, true> : heads_kernel<8, true>
+                     : narrow ? heads_kernel<2, false>
+                               : heads_kernel<8, false>,
+                     blocks, HEAD_THREADS, 0, s, j);
 }
 
 GPU_ENTRY(q_path)
 {
+    FST_ASSERT(!a->packed || LIN_PACKS);
     FST_ASSERT(a->wq_b->n_out == a->n_heads * a->head_dim);
     FST_ASSERT(a->head_dim % 4 == 0 && a->rope_dim % 4 == 0 && a->rope_dim <= a->head_dim);
     FST_ASSERT(a->head_dim <= 32 * HEAD_THREADS);
@@ -309,9 +335,13 @@ static void attn_out_rows(const struct attn_out_args *a, struct stream *s, int64
     float *r = gpu_take<float>(&c, (int64_t)n * ranks);
     struct lin_input o = input_rows(a->o, t0, n, wide), in = input_rows(r, 0, n, ranks);
     struct lin_batch first = {}, second = {};
-    o.raw = gpu_take<uint16_t>(&c, (int64_t)n * wide); /* not quantised, whatever wo_a's form */
-    lin_prepare(s, &o);
-    lin_add(&first, a->wo_a, a->groups, o.raw, n, r, ranks, LIN_ROUND | LIN_WIDE);
+    const uint16_t *raw = (const uint16_t *)(const void *)a->o + t0 * wide;
+    if (!a->packed) {
+        raw = o.raw =
+            gpu_take<uint16_t>(&c, (int64_t)n * wide); /* not quantised, whatever wo_a's form */
+        lin_prepare(s, &o);
+    }
+    lin_add(&first, a->wo_a, a->groups, raw, n, r, ranks, LIN_ROUND | LIN_WIDE);
     lin_run(s, &first);
     add(&second, &c, &in, a->wo_b, a->y + t0 * dim, dim, LIN_SEGMENTS);
     lin_prepare(s, &in);
@@ -320,6 +350,7 @@ static void attn_out_rows(const struct attn_out_args *a, struct stream *s, int64
 
 GPU_ENTRY(attn_out)
 {
+    FST_ASSERT(!a->packed || LIN_PACKS);
     FST_ASSERT(a->groups > 0 && a->wo_b->n_in == a->wo_a->n_out);
     for (int t0 = 0; t0 < a->n_rows; t0 += LIN_ROWS)
         attn_out_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));

@@ -268,6 +268,31 @@ GPU_FN void put_key(const struct attention_sm90_job *j, int32_t at, const struct
 
 /* ---------------------------------------------------------------- queries */
 
+/* The same of packed queries: chunks of 8 values as they are. */
+GPU_FN void load_packed(const struct attention_sm90_job *j, int64_t t, int group, uint8_t *q)
+{
+    enum { AT_ONCE = 8, CHUNKS = DIM / 8, LOADERS = THREADS - SCOUTS };
+    int heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
+    const uint8_t *x = (const uint8_t *)j->a.q + (t * j->a.n_heads + group * HEADS) * DIM * 2;
+    for (int first = (int)threadIdx.x - SCOUTS; first < HEADS * CHUNKS;
+         first += AT_ONCE * LOADERS) {
+        struct gpu_words v[AT_ONCE];
+        GPU_UNROLL
+        for (int i = 0; i < AT_ONCE; i++) {
+            int at = first + i * LOADERS;
+            v[i] = {};
+            if (at < heads * CHUNKS)
+                v[i] = gpu_load16(x + at * 16);
+        }
+        GPU_UNROLL
+        for (int i = 0; i < AT_ONCE; i++) {
+            int at = first + i * LOADERS, h = at / CHUNKS, c = at % CHUNKS;
+            if (h < HEADS)
+                mma_store16(q + c / 8 * BLOCK_BYTES + mma_place(h, c % 8), v[i]);
+        }
+    }
+}
+
 /* The waves that do not look for keys load the row's queries: a wave takes whole heads, AT_ONCE of them
  * under way, neighbours neighbouring quads.  From one quad to the next only constants are added to
  * addresses: there are 85 quads a thread. */
@@ -462,18 +487,18 @@ GPU_FN void load_turns(const struct attention_sm90_job *j, int64_t t, int d, str
 
 /* A pair of neighbouring dims, over the denominator; rotated back.  A division per value, and turns read
  * where they were needed, took 30 % of the time of 128 rows. */
-GPU_FN void store_pair(float *o, float a, float b, float over)
+GPU_FN struct rows_half find_pair(float a, float b, float over)
 {
     struct rows_half h = {{gpu_bits(gpu_bf16(a * over)), gpu_bits(gpu_bf16(b * over))}};
-    *(struct rows_half *)(void *)o = h;
+    return h;
 }
-GPU_FN void store_turned(float *o, float a, float b, float over, bool rope, struct turn w)
+GPU_FN struct rows_half find_turned(float a, float b, float over, bool rope, struct turn w)
 {
     float x = gpu_bf16(a * over), y = gpu_bf16(b * over);
     a = gpu_bf16(x * w.c + y * w.s);
     b = gpu_bf16(y * w.c - x * w.s);
     struct rows_half h = {{gpu_bits(rope ? a : x), gpu_bits(rope ? b : y)}};
-    *(struct rows_half *)(void *)o = h;
+    return h;
 }
 
 /* One over the denominator, the sink in it. */
@@ -487,24 +512,39 @@ template <int N>
 GPU_FN void store_output(const struct attention_sm90_job *j, const struct place *w,
                          const struct weigher *g, int d0, const float (&o)[N])
 {
-    enum { PLAIN = N / 4 - TURNS };
+    enum { PIECES = N / 4, PLAIN = PIECES - TURNS, EACH = MMA_BLOCK / 8 };
     int head = w->group * HEADS + my_head(), d = d0 + gpu_lane() % 4 * 2;
     struct turn turn[TURNS];
     load_turns(j, w->t, d + 8 * PLAIN, turn);
     float over[2] = {find_over(j, g, head, 0), find_over(j, g, head + 8, 1)};
     GPU_UNROLL
     for (int r = 0; r < 2; r++) {
-        float *to = j->a.o + ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM + d;
+        int64_t at = ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM;
+        struct rows_half h[PIECES];
         if (head + 8 * r >= j->a.n_heads)
             continue;
         GPU_UNROLL
-        for (int i = 0; i < PLAIN; i++)
-            store_pair(to + 8 * i, o[4 * i + 2 * r], o[4 * i + 2 * r + 1], over[r]);
+        for (int k = 0; k < PIECES; k++)
+            h[k] = k < PLAIN ? find_pair(o[4 * k + 2 * r], o[4 * k + 2 * r + 1], over[r])
+                             : find_turned(o[4 * k + 2 * r], o[4 * k + 2 * r + 1], over[r],
+                                           d + 8 * k >= DIM - j->a.rope_dim, turn[k % TURNS]);
+        if (!j->a.packed) {
+            GPU_UNROLL
+            for (int k = 0; k < PIECES; k++)
+                *(struct rows_half *)(void *)(j->a.o + at + d + 8 * k) = h[k];
+            continue;
+        }
+        /* of 64 dims a thread has 8 pairs; packed, every second of them are neighbours */
+        uint8_t *to = (uint8_t *)j->a.o + 2 * (at + d0) + gpu_lane() % 4 * 16;
         GPU_UNROLL
-        for (int i = 0; i < TURNS; i++) {
-            int k = PLAIN + i;
-            store_turned(to + 8 * k, o[4 * k + 2 * r], o[4 * k + 2 * r + 1], over[r],
-                         d + 8 * k >= DIM - j->a.rope_dim, turn[i]);
+        for (int i = 0; i < PIECES / 4; i++) {
+            struct gpu_words p;
+            GPU_UNROLL
+            for (int q = 0; q < 4; q++) {
+                const struct rows_half &x = h[i / 2 * EACH + 2 * q + i % 2];
+                p.w[q] = gpu_pair(gpu_float(x.w[0]), gpu_float(x.w[1]));
+            }
+            mma_store16(to + i * 64, p);
         }
     }
 }
@@ -560,7 +600,9 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
         }
         if (threadIdx.x == 0)
             b->s->w = mine;
-    } else
+    } else if (j->a.packed)
+        load_packed(j, j->first + block / j->groups, block % j->groups, b->q);
+    else
         load_queries(j, j->first + block / j->groups, block % j->groups, b->q);
     gpu_sync();
     if (p >= w->n)
@@ -929,14 +971,14 @@ static int64_t own_bytes(int64_t n_rows)
 }
 enum { ROUNDING = 3 * 256 };
 
-static bool fits(int head_dim)
+extern "C" bool attention_sm90_fits(int head_dim)
 {
     return head_dim == DIM;
 }
 
 size_t attention_sm90_scratch(const struct kernel_limits *l)
 {
-    if (!fits(l->head_dim))
+    if (!attention_sm90_fits(l->head_dim))
         return gpu_attention_scratch(l);
     int64_t groups = div_up(l->n_heads, HEADS), row = row_bytes(keys_limit_pieces(l), groups);
     int64_t rows = FST_MAX(1, FST_MIN(l->n_rows, KEYS_SCRATCH / row));
@@ -965,7 +1007,7 @@ static void launch_split(struct attention_sm90_job *j, struct gpu_cut *cut, stru
 
 SM90_ENTRY(attention)
 {
-    if (!fits(a->head_dim))
+    if (!attention_sm90_fits(a->head_dim))
         return GPU_NAME(attention)(a, s);
     int64_t n = a->rows->n_rows;
     struct gpu_cut cut = gpu_scratch(s);

@@ -114,7 +114,11 @@ GPU_FN struct stream_tile lin_tile(const struct lin_job &j, const struct lin_par
 
 GPU_FN void lin_store(const struct lin_job &j, int row, int o, float v)
 {
-    if (row < j.n_rows && o < j.w.n_out)
+    if (row >= j.n_rows || o >= j.w.n_out)
+        return;
+    if (j.flags & LIN_PACK)
+        ((uint16_t *)(void *)j.y)[row * j.ldy + o] = gpu_bf16_bits(v);
+    else
         j.y[row * j.ldy + o] = j.flags & LIN_ROUND ? gpu_bf16(v) : v;
 }
 

@@ -34,6 +34,7 @@ enum {
     extern "C" enum fst_status entry##_sm90(const struct entry##_args *a, struct stream *s)
 extern "C" {
 size_t attention_sm90_scratch(const struct kernel_limits *l);
+bool attention_sm90_fits(int head_dim);
 size_t route_sm90_scratch(const struct kernel_limits *l);
 enum fst_status attention_sm90(const struct attention_args *a, struct stream *s);
 enum fst_status index_topk_sm90(const struct index_topk_args *a, struct stream *s);

@@ -22,16 +22,28 @@ static enum fst_status pick_attn_in(const struct attn_in_args *a, struct stream 
     return ours ? attn_in_sm90(a, s) : attn_in_gpu(a, s);
 }
 
+static bool our_q_path(const struct q_path_args *a)
+{
+    return sm90_mat(a->wq_b, 1, false) && sm90_mat(a->idx_wq_b, 1, false);
+}
 static enum fst_status pick_q_path(const struct q_path_args *a, struct stream *s)
 {
-    bool ours = sm90_mat(a->wq_b, 1, false) && sm90_mat(a->idx_wq_b, 1, false);
-    return ours ? q_path_sm90(a, s) : q_path_gpu(a, s);
+    return our_q_path(a) ? q_path_sm90(a, s) : q_path_gpu(a, s);
 }
 
+static bool our_attn_out(const struct attn_out_args *a)
+{
+    return sm90_mat(a->wo_a, a->groups, false) && sm90_mat(a->wo_b, 1, true);
+}
 static enum fst_status pick_attn_out(const struct attn_out_args *a, struct stream *s)
 {
-    bool ours = sm90_mat(a->wo_a, a->groups, false) && sm90_mat(a->wo_b, 1, true);
-    return ours ? attn_out_sm90(a, s) : attn_out_gpu(a, s);
+    return our_attn_out(a) ? attn_out_sm90(a, s) : attn_out_gpu(a, s);
+}
+
+/* All three blocks take them so, or none. */
+static bool heads_packed(const struct q_path_args *q, const struct attn_out_args *out)
+{
+    return attention_sm90_fits(q->head_dim) && our_q_path(q) && our_attn_out(out);
 }
 
 static enum fst_status pick_main_proj(const struct main_proj_args *a, struct stream *s)
@@ -74,5 +86,6 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->route = route_sm90; /* route and attention delegate by themselves, index_topk takes all */
     k->index_topk = index_topk_sm90;
     k->attention = attention_sm90;
+    k->heads_packed = heads_packed;
     return true;
 }

@@ -89,15 +89,31 @@ static enum fst_status write_kv(struct model *m, const struct v4_layer *l,
     return v4_run_kv_write(m, &a);
 }
 
-static enum fst_status query(struct model *m, const struct v4_layer *l, const struct rows *rows)
+static bool scores(const struct model *m, const struct v4_layer *l)
+{
+    return l->w->ratio == 4 && m->scored;
+}
+
+/* Whether q and o of this layer travel packed. */
+static bool heads_packed(const struct model *m, const struct v4_layer *l)
+{
+    const struct attn_weights *w = &l->w->attn;
+    struct q_path_args q = {.wq_b = &w->wq_b,
+                            .idx_wq_b = scores(m, l) ? &w->indexer.wq_b : NULL,
+                            .head_dim = m->c->head_dim};
+    struct attn_out_args out = {.wo_a = &w->wo_a, .wo_b = &w->wo_b, .groups = m->c->o_groups};
+    return m->kernels->heads_packed && m->kernels->heads_packed(&q, &out);
+}
+
+static enum fst_status query(struct model *m, const struct v4_layer *l, const struct rows *rows,
+                             bool packed)
 {
     const struct model_config *c = m->c;
     const struct attn_weights *w = &l->w->attn;
     struct v4_work *b = &m->work;
-    bool index = l->w->ratio == 4 && m->scored;
     struct q_path_args a = {.qr = b->qr,
                             .wq_b = &w->wq_b,
-                            .idx_wq_b = index ? &w->indexer.wq_b : NULL,
+                            .idx_wq_b = scores(m, l) ? &w->indexer.wq_b : NULL,
                             .cs = b->cs[table_of(l)],
                             .q = b->q,
                             .qi = b->qi,
@@ -107,7 +123,8 @@ static enum fst_status query(struct model *m, const struct v4_layer *l, const st
                             .rope_dim = c->rope_dim,
                             .index_heads = c->index_heads,
                             .index_dim = c->index_dim,
-                            .norm_eps = c->norm_eps};
+                            .norm_eps = c->norm_eps,
+                            .packed = packed};
     return v4_run_q_path(m, &a);
 }
 
@@ -132,7 +149,7 @@ static enum fst_status choose(struct model *m, const struct kv_layer *pool, cons
 
 static enum fst_status attend(struct model *m, const struct v4_layer *l,
                               const struct kv_layer *pool, const struct rows *rows,
-                              enum attn_mode mode)
+                              enum attn_mode mode, bool packed)
 {
     const struct model_config *c = m->c;
     struct v4_work *b = &m->work;
@@ -151,7 +168,8 @@ static enum fst_status attend(struct model *m, const struct v4_layer *l,
                                .head_dim = c->head_dim,
                                .rope_dim = c->rope_dim,
                                .window = c->window,
-                               .scale = (float)(1.0 / sqrt((double)c->head_dim))};
+                               .scale = (float)(1.0 / sqrt((double)c->head_dim)),
+                               .packed = packed};
     return v4_run_attention(m, &a);
 }
 
@@ -160,13 +178,14 @@ enum fst_status v4_attention(struct model *m, const struct v4_layer *l, struct k
 {
     const struct kv_layer *pool = &kv->layer[l->pool];
     struct v4_work *b = &m->work;
+    bool packed = heads_packed(m, l);
     FST_ASSERT(pool->ratio == l->w->ratio);
     FST_TRY(project(m, l, rows->n_rows));
     FST_TRY(write_kv(m, l, pool, rows));
-    FST_TRY(query(m, l, rows));
+    FST_TRY(query(m, l, rows, packed));
     if (l->w->ratio == 4) /* after kv_write: the newest entry may be this step's own */
         FST_TRY(choose(m, pool, rows));
-    FST_TRY(attend(m, l, pool, rows, mode));
+    FST_TRY(attend(m, l, pool, rows, mode, packed));
     if (mode == ATTN_CAUSAL) { /* after attention, which still reads the rows this overwrites */
         struct ring_store_args ring = {.rows = rows,
                                        .l = pool,
@@ -180,6 +199,7 @@ enum fst_status v4_attention(struct model *m, const struct v4_layer *l, struct k
                                 .wo_b = &l->w->attn.wo_b,
                                 .y = b->y,
                                 .n_rows = rows->n_rows,
-                                .groups = m->c->o_groups};
+                                .groups = m->c->o_groups,
+                                .packed = packed};
     return v4_run_attn_out(m, &out);
 }
