@@ -324,17 +324,19 @@ static enum fst_status score_prompt(fst_engine *e, fst_request *r, const struct 
 
     *go_on = true;
     for (int i = 0; i < span->n_rows && *go_on; i++) {
-        float *l = logits + (int64_t)i * vocab;
+        float *l = logits + (int64_t)i * vocab, *seen;
         int64_t pos = r->n_committed + i;
         if (pos >= r->n_prompt)
             break;
         if (pos < r->n_scored)
             continue;
         r->n_scored = pos + 1;
+        enum fst_status rc = FST_OK;
         pthread_mutex_lock(&r->pub_lock);
-        if (r->o.on_prompt_logits)
-            *go_on = r->o.on_prompt_logits(r->o.on_prompt_logits_ud, pos, l, vocab);
+        if (r->o.on_prompt_logits && (rc = sample_host_row(&e->sampler, l, &seen)) == FST_OK)
+            *go_on = r->o.on_prompt_logits(r->o.on_prompt_logits_ud, pos, seen, vocab);
         pthread_mutex_unlock(&r->pub_lock);
+        FST_TRY(rc);
         if (r->prompt_logprobs && pos + 1 < r->n_prompt && pos + 1 >= r->o.prompt_logprobs_from)
             FST_TRY(sample_score(&e->sampler, l, r->ids[pos + 1], &r->prompt_logprobs[pos + 1],
                                  r->o.prompt_top_logprobs,

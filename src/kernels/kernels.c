@@ -43,9 +43,9 @@ unsigned kernels_probe(void)
 
 void kernels_init(struct kernels *k, unsigned flags)
 {
+    *k = (struct kernels){0};
     FST_ASSERT((flags & ~kernels_probe()) == 0);
     k->flags = flags;
-    k->scratch = NULL;
     k->name = flags & KERN_AVX512 ? "avx512" : flags & KERN_AVX2 ? "avx2" : "ref";
     KERNELS_MAP(KERNELS_FILL)
 }
@@ -118,6 +118,7 @@ enum fst_status kernels_of_device(struct kernels *k, const struct device *d, con
     if (precision == PRECISION_REFERENCE)
         return fst_error(FST_EINVAL, "precision reference runs on the CPU alone, not on %s",
                          d->name);
+    *k = (struct kernels){0};
     if (!d->kernels(k, sizeof *k, portable))
         return fst_error(FST_EMACHINE, "--device %s: its module is of another build", d->name);
     if (named && strcmp(k->name, name) != 0)

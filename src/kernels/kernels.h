@@ -349,15 +349,18 @@ struct draft_chain_args {
     int n, gamma, vocab, dim, rank;
 };
 
-/* id[i] = draw(logits[i]; out_pos[i]) over the whole vocabulary.  lse[i] = log sum exp of logits[i]
- * (fp32 result, double sum in id order).  A NaN in a row sets id to -1.  EXACT at margins > 1e-4. */
+/* First logits[i, masked[..]] = -inf.  Then id[i] = draw(logits[i]; out_pos[i]) over the whole vocabulary.
+ * lse[i] = log sum exp of logits[i] (fp32 result, double sum in id order).  A NaN in a row sets id to -1.
+ * EXACT at margins > 1e-4. */
 struct draw_args {
-    const float *logits;            /* (n, vocab) */
+    float *logits;                  /* (n, vocab), written where masked */
     const struct draw_params *draw; /* (n) */
     const uint32_t *out_pos;        /* (n) */
     int32_t *id;
-    float *lse;
-    int n, vocab;
+    float *lse;            /* NULL: not wanted */
+    float *logit;          /* NULL, or (n): of the drawn id */
+    const int32_t *masked; /* (n_masked) ids */
+    int n, vocab, n_masked;
 };
 
 /* ---------------------------------------------------------------- the table */

@@ -53,8 +53,8 @@ void model_kv_spec(const struct weights *w, bool drafting, struct kv_spec *spec)
 
 /* One forward for any mix of spans (prefill chunks, decode rows, verify blocks) of many requests:
  * rows->n_rows <= max_rows.  Writes KV of every row (kv must hold pages for all positions).
- * logit_row: (n_logits) rows, ascending, whose logits are wanted; logits: (n_logits, vocab), owned
- * by the model, valid until the next call.  Captured rows (n_rows, S*D) stay inside for
+ * logit_row: (n_logits) rows, ascending, whose logits are wanted; logits: (n_logits, vocab), device
+ * memory, owned by the model, valid until the next call.  Captured rows (n_rows, S*D) stay inside for
  * model_inject, the streams (n_rows, 4, D) for model_mtp_forward.  A token id outside the vocabulary
  * is FST_EINVAL (nothing was written then); everything else that is wrong with rows is our own
  * mistake: an assertion.  rows->pages must be kv's table. */

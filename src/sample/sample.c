@@ -11,18 +11,26 @@ enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct s
                             int vocab, int max_rows, const int32_t *masked, int n_masked)
 {
     size_t nr = (size_t)max_rows + 1, nv = (size_t)vocab;
-    size_t bytes = nr * (sizeof *s->draw + sizeof *s->out_pos + sizeof *s->id + sizeof *s->lse) +
-                   nv * (sizeof *s->order + sizeof *s->saved) +
-                   (size_t)n_masked * sizeof *s->masked;
+    size_t bytes =
+        nr * (sizeof *s->draw + sizeof *s->out_pos + sizeof *s->id + sizeof *s->lse +
+              sizeof *s->logit) +
+        nv * (sizeof *s->order + sizeof *s->saved + (stream->device ? sizeof *s->row : 0));
+    size_t mask_bytes = (size_t)n_masked * sizeof *s->masked;
     uint8_t *p;
 
     FST_ASSERT(vocab > 0);
     FST_ASSERT(max_rows > 0);
     *s = (struct sampler){.kernels = k, .stream = stream, .vocab = vocab, .max_rows = max_rows};
+    for (int i = 0; i < n_masked; i++)
+        FST_ASSERT(masked[i] >= 0 && masked[i] < vocab);
     s->block = device_alloc_shared(stream->device, bytes);
+    s->masked = device_alloc(stream->device, mask_bytes);
     s->block_bytes = bytes;
-    if (!s->block)
-        return fst_error(FST_ENOMEM, "sampler: no memory for %zu bytes", bytes);
+    s->n_masked = n_masked;
+    if (!s->block || !s->masked) {
+        sample_release(s);
+        return fst_error(FST_ENOMEM, "sampler: no memory for %zu bytes", bytes + mask_bytes);
+    }
     p = s->block;
     s->draw = (struct draw_params *)(void *)p;
     p += nr * sizeof *s->draw;
@@ -32,23 +40,22 @@ enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct s
     p += nr * sizeof *s->id;
     s->lse = (float *)(void *)p;
     p += nr * sizeof *s->lse;
+    s->logit = (float *)(void *)p;
+    p += nr * sizeof *s->logit;
     s->order = (int32_t *)(void *)p;
     p += nv * sizeof *s->order;
     s->saved = (float *)(void *)p;
     p += nv * sizeof *s->saved;
-    s->masked = (int32_t *)(void *)p;
-    for (int i = 0; i < n_masked; i++) {
-        FST_ASSERT(masked[i] >= 0 && masked[i] < vocab);
-        s->masked[i] = masked[i];
-    }
-    s->n_masked = n_masked;
-    return FST_OK;
+    s->row = (float *)(void *)p;
+    return device_copy(stream->device, s->masked, masked, mask_bytes);
 }
 
 void sample_release(struct sampler *s)
 {
     if (s->block)
         device_free_shared(s->stream->device, s->block, s->block_bytes);
+    if (s->masked)
+        device_free(s->stream->device, s->masked, (size_t)s->n_masked * sizeof *s->masked);
     *s = (struct sampler){0};
 }
 
@@ -59,10 +66,12 @@ static enum fst_status draw(struct sampler *s, const struct draw_args *a)
     return stream_sync(s->stream);
 }
 
-static void mask_row(const struct sampler *s, float *logits)
+enum fst_status sample_host_row(struct sampler *s, float *logits, float **row)
 {
-    for (int i = 0; i < s->n_masked; i++)
-        logits[s->masked[i]] = -INFINITY;
+    *row = s->stream->device ? s->row : logits;
+    return s->stream->device
+               ? device_copy(s->stream->device, s->row, logits, (size_t)s->vocab * sizeof *s->row)
+               : FST_OK;
 }
 
 /* Better first: larger logit, then lower id.  A total order, so any sort gives the same list. */
@@ -188,21 +197,44 @@ static void keep_set(struct sampler *s, float *logits, const struct sample_param
         logits[s->order[i]] = s->saved[i];
 }
 
-enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n)
+/* Draws from `logits`, whose results go to place i of the arrays. */
+static struct draw_args draws(const struct sampler *s, float *logits, int i, int n)
 {
     struct draw_args a = {.logits = logits,
-                          .draw = s->draw,
-                          .out_pos = s->out_pos,
-                          .id = s->id,
-                          .lse = s->lse,
+                          .draw = s->draw + i,
+                          .out_pos = s->out_pos + i,
+                          .id = s->id + i,
+                          .lse = s->lse + i,
+                          .logit = s->logit + i,
+                          .masked = s->masked,
                           .n = n,
-                          .vocab = s->vocab};
+                          .vocab = s->vocab,
+                          .n_masked = s->n_masked};
+    return a;
+}
+
+/* The draw of row i over its kept set, from the host's copy l: it is drawn already, over all. */
+static enum fst_status draw_again(struct sampler *s, const struct sample_row *row, float *l, int i,
+                                  bool narrow)
+{
+    struct draw_args one = draws(s, l, i, 1);
+    for (int b = 0; b < row->n_banned; b++)
+        l[row->banned[b]] = -INFINITY;
+    if (narrow)
+        keep_set(s, l, row->params);
+    one.lse = NULL; /* of the kept set: not asked for */
+    FST_TRY(draw(s, &one));
+    FST_ASSERT(s->id[i] >= 0);
+    return FST_OK;
+}
+
+enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n)
+{
+    struct draw_args a = draws(s, logits, 0, n);
 
     FST_ASSERT(n <= s->max_rows);
     for (int i = 0; i < n; i++) {
         const struct sample_params *p = row[i].params;
-        float *l = logits + (int64_t)i * s->vocab;
-        mask_row(s, l);
         s->draw[i] = (struct draw_params){
             .temperature = p->temperature, .choice = p->choice, .seed = p->seed};
         s->out_pos[i] = row[i].out_pos;
@@ -210,32 +242,21 @@ enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row 
     FST_TRY(draw(s, &a));
     for (int i = 0; i < n; i++) {
         const struct sample_params *p = row[i].params;
-        float *l = logits + (int64_t)i * s->vocab;
+        float *l = NULL;
         bool narrow = p->temperature > 0.0f &&
                       (p->top_p < 1.0f || p->min_p > 0.0f || (p->top_k > 0 && p->top_k < s->vocab));
+        bool again = narrow || row[i].n_banned > 0;
         row[i].id = s->id[i];
         if (row[i].id < 0)
             continue;
+        if (again || row[i].n_top > 0)
+            FST_TRY(sample_host_row(s, logits + (int64_t)i * s->vocab, &l));
         if (row[i].n_top > 0)
             top_logprobs(s, l, s->lse[i], row[i].n_top, row[i].top);
-        if (narrow || row[i].n_banned > 0) {
-            struct draw_args one = {.logits = l,
-                                    .draw = s->draw + i,
-                                    .out_pos = s->out_pos + i,
-                                    .id = s->id + i,
-                                    .lse =
-                                        s->lse + s->max_rows, /* of the kept set: not asked for */
-                                    .n = 1,
-                                    .vocab = s->vocab};
-            for (int b = 0; b < row[i].n_banned; b++)
-                l[row[i].banned[b]] = -INFINITY;
-            if (narrow)
-                keep_set(s, l, p);
-            FST_TRY(draw(s, &one));
-            row[i].id = s->id[i];
-            FST_ASSERT(row[i].id >= 0);
-        }
-        row[i].logprob = l[row[i].id] - s->lse[i];
+        if (again)
+            FST_TRY(draw_again(s, &row[i], l, i, narrow));
+        row[i].id = s->id[i];
+        row[i].logprob = s->logit[i] - s->lse[i];
     }
     return FST_OK;
 }
@@ -244,20 +265,15 @@ enum fst_status sample_score(struct sampler *s, float *logits, int32_t id, float
                              int n_top, struct sample_top *top)
 {
     int i = s->max_rows; /* the extra place: a step's rows may be waiting in the others */
-    struct draw_args one = {.logits = logits,
-                            .draw = s->draw + i,
-                            .out_pos = s->out_pos + i,
-                            .id = s->id + i,
-                            .lse = s->lse + i,
-                            .n = 1,
-                            .vocab = s->vocab};
+    struct draw_args one = draws(s, logits, i, 1);
+    float *l;
 
-    mask_row(s, logits);
     s->draw[i] = (struct draw_params){0};
     s->out_pos[i] = 0;
     FST_TRY(draw(s, &one));
-    *logprob = logits[id] - s->lse[i];
+    FST_TRY(sample_host_row(s, logits, &l));
+    *logprob = l[id] - s->lse[i];
     if (n_top > 0)
-        top_logprobs(s, logits, s->lse[i], n_top, top);
+        top_logprobs(s, l, s->lse[i], n_top, top);
     return FST_OK;
 }

@@ -7,7 +7,8 @@
  * logits/T + Gumbel noise over the kept set (kernels.h, struct draw_params).  The noise depends on
  * seed, choice, output position and id only, so a draw is the same alone, batched or verified.
  *
- * logits lie in shared memory (device.h): the host masks and reads them, the device draws.
+ * logits lie in device memory and stay there: the device masks and draws; of a row whose draw or report
+ * takes more than that (top-k, top-p, min-p, bans, alternatives) the host gets a copy.
  * Engine thread only.  Nothing is allocated after sample_init. */
 #ifndef FST_SAMPLE_H
 #define FST_SAMPLE_H
@@ -42,14 +43,15 @@ struct sampler {
     const struct kernels *kernels; /* borrowed */
     struct stream *stream;         /* borrowed */
     int vocab, max_rows;
-    int32_t *masked; /* owned: ids never drawn */
+    int32_t *masked; /* owned, device memory: ids never drawn */
     int n_masked;
     struct draw_params *draw; /* (max_rows) */
     uint32_t *out_pos;
     int32_t *id;
-    float *lse;
+    float *lse, *logit;
     int32_t *order; /* (vocab) scratch of the kept set */
     float *saved;   /* (vocab) */
+    float *row;     /* (vocab) the host's copy of a row; on the host there is none */
     void *block;    /* owned, shared memory: the arrays above */
     size_t block_bytes;
 };
@@ -58,6 +60,9 @@ struct sampler {
 enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct stream *stream,
                             int vocab, int max_rows, const int32_t *masked, int n_masked);
 void sample_release(struct sampler *s);
+
+/* Row of raw logits (vocab) where the host can read it, until the next call. */
+enum fst_status sample_host_row(struct sampler *s, float *logits, float **row);
 
 /* Draw rows 0..n-1 of logits (n, vocab); logits is scratch afterwards. n <= max_rows. */
 enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n);

@@ -286,18 +286,23 @@ static enum fst_status step(struct synth *s, const struct shape *h, double *us)
 /* Once, and counted: what has no numbers in it is no benchmark. */
 static enum fst_status first_step(struct synth *s, const struct shape *h)
 {
-    float *logits;
-    int64_t n = (int64_t)h->n_logits * s->b->cfg.vocab_size;
+    float *logits, *seen;
+    int64_t n = (int64_t)h->n_logits * s->b->cfg.vocab_size, bad = 0;
     set_rows(s, h);
     bench_routing_begin(&s->routing);
     bench_routing_count(&s->routing, true);
     FST_TRY(model_forward(s->model, &s->kv, &s->rows, s->pick, h->n_logits, &logits));
     bench_routing_count(&s->routing, false);
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(logits[i]))
-            return fst_error(FST_EINTERNAL, "bench: logit %lld of a step of %d rows is %g",
-                             (long long)i, s->rows.n_rows, (double)logits[i]);
-    return FST_OK;
+    if (!(seen = mem_alloc((size_t)n * sizeof *seen)))
+        return fst_error(FST_ENOMEM, "bench: no memory for %lld logits", (long long)n);
+    enum fst_status rc = device_copy(s->device, seen, logits, (size_t)n * sizeof *seen);
+    while (rc == FST_OK && bad < n && isfinite(seen[bad]))
+        bad++;
+    if (rc == FST_OK && bad < n)
+        rc = fst_error(FST_EINTERNAL, "bench: logit %lld of a step of %d rows is %g",
+                       (long long)bad, s->rows.n_rows, (double)seen[bad]);
+    mem_free(seen);
+    return rc;
 }
 
 static int by_value(const void *a, const void *b)

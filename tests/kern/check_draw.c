@@ -13,6 +13,7 @@ static void run_draw(struct ck *c, struct ck_case *t, const struct kernels *k, s
     a.out_pos += first;
     a.id += first;
     a.lse += first;
+    a.logit += first;
     a.n = n;
     FST_ASSERT(k->draw(&a, s) == FST_OK);
 }
@@ -55,6 +56,8 @@ static void case_draw(struct ck *c, int n, int vocab)
         if (i % 16 == 6) { /* a tie at the top, across chunks and lanes */
             row[vocab - 1] = row[vocab / 2] = 90;
         }
+        if (i % 16 == 8) /* the best one is masked */
+            row[vocab / 5] = 100;
         if (i % 16 == 7)
             row[ck_below(c, vocab)] = NAN;
         if (i % 16 == 9) /* masked down to one token */
@@ -65,9 +68,19 @@ static void case_draw(struct ck *c, int n, int vocab)
     struct ck_shape wide = ck_kindling;
     wide.vocab = vocab;
     ck_scratch(c, &wide, n, 1);
-    struct draw_args a = {.logits = l, .draw = d, .out_pos = out_pos, .n = n, .vocab = vocab};
+    int32_t *masked = ck_alloc(c, 2 * sizeof *masked); /* in the first and the last chunk */
+    masked[0] = vocab / 5;
+    masked[1] = vocab - 2;
+    struct draw_args a = {.logits = l,
+                          .draw = d,
+                          .out_pos = out_pos,
+                          .masked = masked,
+                          .n = n,
+                          .vocab = vocab,
+                          .n_masked = 2};
     ck_out_int(&t, c, "id", &a.id, 1);
     ck_out(&t, c, "lse", &a.lse, 1, 1e-10);
+    ck_out(&t, c, "logit", &a.logit, 1, 1e-10);
     t.ud = &a;
     t.bytes = (int64_t)n * vocab * 4;
     ck_run(c, &t);

@@ -76,6 +76,7 @@ struct rig {
     size_t array_bytes;
     int32_t *slot, *pos, *id, *span, *first, *pick;
     struct rows rows;
+    float *seen; /* rig_logits of a device */
 };
 
 struct rig_span {
@@ -129,6 +130,7 @@ static inline void rig_open(struct rig *r, const struct rig_opts *o)
 
 static inline void rig_close(struct rig *r)
 {
+    free(r->seen);
     device_free_shared(r->stream.device, r->slot, r->array_bytes);
     kv_release(&r->kv);
     model_free(r->m);
@@ -171,13 +173,26 @@ static inline void rig_rows(struct rig *r, const struct rig_span *s, int n)
     r->first[n] = r->rows.n_rows;
 }
 
+/* n rows of logits where the host can read them, valid until the next step. */
+static inline float *rig_logits(struct rig *r, float *logits, int n)
+{
+    size_t bytes = (size_t)n * (size_t)r->vocab * sizeof *logits;
+    if (!r->stream.device)
+        return logits;
+    free(r->seen);
+    r->seen = malloc(bytes + 1);
+    assert_non_null(r->seen);
+    rig_ok(device_copy(r->stream.device, r->seen, logits, bytes));
+    return r->seen;
+}
+
 /* One step; logits of all its rows, valid until the next. */
 static inline float *rig_step(struct rig *r, const struct rig_span *s, int n)
 {
     float *logits;
     rig_rows(r, s, n);
     rig_ok(model_forward(r->m, &r->kv, &r->rows, r->pick, r->rows.n_rows, &logits));
-    return logits;
+    return rig_logits(r, logits, r->rows.n_rows);
 }
 
 static inline float *rig_run(struct rig *r, int slot, int64_t pos, const int32_t *ids, int n)

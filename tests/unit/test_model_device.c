@@ -184,6 +184,7 @@ static void pair_step(struct pair *p, const struct rig_span *span, int n_spans, 
         rows.span = copy + 3 * n;
         rows.span_first = copy + 5 * n;
         rig_ok(model_forward(r->m, &r->kv, &rows, copy + 5 * n - n_logits, n_logits, &logits[i]));
+        logits[i] = rig_logits(r, logits[i], n_logits);
         free(copy);
     }
     rig_same(logits[1], logits[0], (int64_t)n_logits * VOCAB, "logits of a recorded step");

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "sample/sample.h"
+#include "support/far.h"
 
 static struct kernels ref;
 static struct stream stream;
@@ -268,13 +269,72 @@ static void test_score(void **state)
     sample_release(&s);
 }
 
+/* Logits that the host cannot read give the same draws, log-probabilities and alternatives. */
+static void test_far_logits(void **state)
+{
+    enum { V = 700, N = 5, TOPS = 3 };
+    static const int32_t masked[] = {3, 11, 699}, banned[] = {7, 8};
+    const struct sample_params nucleus = {.temperature = 0.8f, .top_p = 0.7f, .seed = 5};
+    const struct sample_params plain = {.temperature = 1, .top_p = 1, .seed = 6};
+    struct sampler near = make(V, masked, 3), far;
+    struct stream far_stream;
+    struct kernels k;
+    struct sample_row row[2][N];
+    struct sample_top top[2][N][TOPS];
+    float l[N * V], score[2];
+    size_t bytes = sizeof l;
+    struct test_rng r = {77};
+
+    (void)state;
+    for (int i = 0; i < N * V; i++)
+        l[i] = (float)test_below(&r, 4000) / 500;
+    l[4 * V + 20] = NAN;
+    assert_int_equal(stream_init(&far_stream, &far_device, NULL, PRECISION_NATIVE, 1 << 20),
+                     FST_OK);
+    assert_true(far_kernels(&k, sizeof k, false));
+    assert_int_equal(sample_init(&far, &k, &far_stream, V, N, masked, 3), FST_OK);
+    float *there = device_alloc(&far_device, bytes);
+    assert_non_null(there);
+    assert_int_equal(device_copy(&far_device, there, l, bytes), FST_OK);
+    for (int side = 0; side < 2; side++)
+        for (int i = 0; i < N; i++)
+            row[side][i] = (struct sample_row){.params = i == 1 ? &nucleus
+                                                         : i    ? &plain
+                                                                : &greedy,
+                                               .out_pos = (uint32_t)i,
+                                               .banned = banned,
+                                               .n_banned = i == 2 ? 2 : 0,
+                                               .n_top = i == 3 ? TOPS : 0,
+                                               .top = top[side][i]};
+    assert_int_equal(sample_rows(&far, there, row[1], N), FST_OK);
+    assert_int_equal(sample_score(&far, there, 9, &score[1], TOPS, top[1][0]), FST_OK);
+    near.max_rows = 4;
+    assert_int_equal(sample_rows(&near, l, row[0], 4), FST_OK);
+    assert_int_equal(sample_score(&near, l, 9, &score[0], TOPS, top[0][0]), FST_OK);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(row[1][i].id, row[0][i].id);
+        assert_float_equal(row[1][i].logprob, row[0][i].logprob, 1e-5);
+    }
+    assert_int_equal(row[1][4].id, -1);
+    assert_float_equal(score[1], score[0], 1e-5);
+    for (int i = 0; i < 4; i += 3)
+        for (int k1 = 0; k1 < TOPS; k1++) {
+            assert_int_equal(top[1][i][k1].id, top[0][i][k1].id);
+            assert_float_equal(top[1][i][k1].logprob, top[0][i][k1].logprob, 1e-5);
+        }
+    device_free(&far_device, there, bytes);
+    sample_release(&far);
+    sample_release(&near);
+    stream_release(&far_stream);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy), cmocka_unit_test(test_masks),
         cmocka_unit_test(test_nan),    cmocka_unit_test(test_distribution),
         cmocka_unit_test(test_place),  cmocka_unit_test(test_large),
-        cmocka_unit_test(test_score),
+        cmocka_unit_test(test_score),  cmocka_unit_test(test_far_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -165,6 +165,9 @@ enum fst_status SIMD_NAME(draw)(const struct draw_args *a, struct stream *s)
     struct cut c = cut_start(s);
     struct draw_job j = {.a = a, .chunks = div_up(a->vocab, CHUNK)};
     j.found = cut_take(&c, a->n * j.chunks * (int64_t)sizeof *j.found);
+    for (int64_t i = 0; i < a->n; i++)
+        for (int k = 0; k < a->n_masked; k++)
+            a->logits[i * a->vocab + a->masked[k]] = -INFINITY;
     simd_spread(s, a->n * j.chunks, (int64_t)CHUNK * 40, draw_body, &j);
     for (int i = 0; i < a->n; i++) {
         const struct found *f = j.found + i * j.chunks;
@@ -183,6 +186,8 @@ enum fst_status SIMD_NAME(draw)(const struct draw_args *a, struct stream *s)
             a->id[i] = -1;
         if (a->lse)
             a->lse[i] = nan ? NAN : (float)((double)top + log(sum));
+        if (a->logit)
+            a->logit[i] = nan ? NAN : a->logits[(int64_t)i * a->vocab + a->id[i]];
     }
     return FST_OK;
 }

@@ -81,6 +81,15 @@ struct draw_job {
     int pieces;
 };
 
+/* A thread per row and masked id. */
+GPU_KERNEL void mask_kernel(struct draw_job j)
+{
+    gpu_start();
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / j.a.n_masked;
+    if (row < j.a.n)
+        j.a.logits[row * j.a.vocab + j.a.masked[i % j.a.n_masked]] = -INFINITY;
+}
+
 GPU_KERNEL void piece_kernel(struct draw_job j)
 {
     gpu_start();
@@ -157,7 +166,10 @@ GPU_KERNEL void join_kernel(struct draw_job j)
     sum = tree_sum(sum, part);
     if (tid)
         return;
-    j.a.id[blockIdx.x] = nan > 0 ? -1 : winner(b);
+    int32_t id = nan > 0 ? -1 : winner(b);
+    j.a.id[blockIdx.x] = id;
+    if (j.a.logit)
+        j.a.logit[blockIdx.x] = id < 0 ? NAN : j.a.logits[(int64_t)blockIdx.x * j.a.vocab + id];
     if (j.a.lse)
         j.a.lse[blockIdx.x] = nan > 0 ? NAN : (float)((double)top + log(sum));
 }
@@ -168,6 +180,9 @@ GPU_ENTRY(draw)
     struct draw_job j = {*a, NULL, (int)div_up(a->vocab, PIECE)};
     int64_t blocks = (int64_t)a->n * j.pieces;
     j.found = gpu_take<struct found>(&c, blocks);
+    if (a->n_masked)
+        gpu_launch_early(mask_kernel, div_up((int64_t)a->n * a->n_masked, THREADS), THREADS, 0, s,
+                         j);
     gpu_launch_early(piece_kernel, blocks, THREADS, 0, s, j);
     gpu_launch_early(join_kernel, a->n, THREADS, 0, s, j);
     return gpu_done("draw");

@@ -26,9 +26,11 @@ enum fst_status draw_ref(const struct draw_args *a, struct stream *s)
 {
     (void)s;
     for (int i = 0; i < a->n; i++) {
-        const float *l = a->logits + (int64_t)i * a->vocab;
+        float *l = a->logits + (int64_t)i * a->vocab;
         double top = -INFINITY, sum = 0;
         bool nan = false;
+        for (int k = 0; k < a->n_masked; k++)
+            l[a->masked[k]] = -INFINITY;
         for (int v = 0; v < a->vocab; v++) {
             nan = nan || isnan(l[v]);
             top = fmax(top, (double)l[v]);
@@ -38,6 +40,8 @@ enum fst_status draw_ref(const struct draw_args *a, struct stream *s)
         a->id[i] = nan ? -1 : pick(l, a->vocab, &a->draw[i], a->out_pos[i]);
         if (a->lse)
             a->lse[i] = nan ? NAN : (float)(top + log(sum));
+        if (a->logit)
+            a->logit[i] = nan ? NAN : l[a->id[i]];
     }
     return FST_OK;
 }

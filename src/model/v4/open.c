@@ -116,7 +116,7 @@ static void lay_out(struct model *m, struct carve *v, struct carve *h)
         w->cs[i] = floats(v, n, c->rope_dim);
     w->captured = floats(v, o->max_rows, stages * dim);
     w->head_y = floats(v, o->max_logits, dim);
-    w->logits = floats(h, o->max_logits, c->vocab_size);
+    w->logits = floats(v, o->max_logits, c->vocab_size);
     w->draft_y = floats(v, drafts, dim);
     w->draft_logits = floats(v, drafts, c->vocab_size);
     for (int i = 0; i < 2; i++)

@@ -31,7 +31,7 @@ struct v4_rows {
     int32_t *span_first;                    /* (n_rows + 1), n_spans + 1 of them in use */
 };
 
-/* logits and rows_shared are shared memory (device.h), the rest is the device's.  n: most rows of a step
+/* rows_shared is shared memory (device.h), the rest is the device's.  n: most rows of a step
  * or of a draft batch, whichever is more. */
 struct v4_work {
     float *x;                      /* (n, 4, D) streams of the last model_forward */
