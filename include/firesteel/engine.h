@@ -112,6 +112,9 @@ struct fst_engine_stats {
     /* On a card: recorded calls that are held (steps, drafts, injections), and launches of one. */
     int graphs;
     uint64_t graph_launches;
+    /* On a card: time from the last launch's end in a step to the first of the next, where the host had
+     * nothing to wait for: no drafts, no pause. */
+    uint64_t gap_ns, gaps;
 };
 void fst_engine_get_stats(const fst_engine *e, struct fst_engine_stats *out);
 void fst_engine_reset_spec_stats(fst_engine *e);

@@ -113,6 +113,18 @@ enum fst_status stream_sync(struct stream *s)
     return s->device ? s->device->sync(s->queue) : FST_OK;
 }
 
+enum fst_status stream_mark(struct stream *s, int i)
+{
+    FST_ASSERT(i >= 0 && i < DEVICE_MARKS);
+    return s->device && s->device->mark ? s->device->mark(s->queue, i) : FST_OK;
+}
+
+enum fst_status stream_between(struct stream *s, int from, int to, double *us)
+{
+    *us = 0;
+    return s->device && s->device->between ? s->device->between(from, to, us) : FST_OK;
+}
+
 enum fst_status stream_capture_begin(struct stream *s)
 {
     FST_ASSERT(stream_can_capture(s));

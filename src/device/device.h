@@ -29,7 +29,13 @@ enum precision {
     PRECISION_REFERENCE /* fp32 everywhere, nothing quantised but the weights; ref kernels only */
 };
 
-enum { DEVICE_MARKS = 4096 };
+/* The last marks are those of steps: where the launches of every second one end, and where those of a step
+ * begin. */
+enum {
+    DEVICE_MARKS = 4096,
+    DEVICE_MARK_END = DEVICE_MARKS - 3,
+    DEVICE_MARK_BEGIN = DEVICE_MARKS - 1
+};
 
 /* A device as opened.  Read-only after device_open; the functions are its module's and are called
  * through the wrappers below.  NULL stands for the host. */
@@ -105,6 +111,11 @@ enum fst_status stream_fill(struct stream *s, void *p, size_t bytes, const struc
 /* Wait until everything enqueued is done.  FST_EINTERNAL with the device's text when something
  * failed: the device is not usable any more. */
 enum fst_status stream_sync(struct stream *s);
+
+/* Mark i of the device at this point of the queue; nothing where the device has no clock. */
+enum fst_status stream_mark(struct stream *s, int i);
+/* Time from one mark to another, both behind a stream_sync; 0 where there is no clock. */
+enum fst_status stream_between(struct stream *s, int from, int to, double *us);
 
 /* ---------------------------------------------------------------- recorded launches */
 

@@ -69,6 +69,7 @@ struct fst_request {
     int slot; /* 0: none */
     int64_t n_committed;
     int n_draft;
+    bool due;            /* the readers have not been told of the last step */
     bool counted_prompt; /* prompt tokens are in the statistics (a resumed request is once) */
     struct fst_spec_stats spec;
 
@@ -138,7 +139,10 @@ struct fst_engine {
     struct fst_engine_stats stats; /* copied to the door after each step */
     _Atomic int64_t heartbeat;     /* of the model, inside a step */
     int64_t step_draft_ns;         /* drafting and injection of this step */
-    int64_t window_ns;             /* decode window of 40 steps */
+    bool injecting, paused,
+        drew;          /* of the last step: the device still injects; nothing to do before it;
+                                   * it ended with draws */
+    int64_t window_ns; /* decode window of 40 steps */
     uint64_t window_tokens;
     int window_steps;
 };

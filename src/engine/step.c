@@ -94,7 +94,7 @@ static bool intake(fst_engine *e)
 
     pthread_mutex_lock(&d->lock);
     while (!e->quit && !d->kick && e->n_running == 0 && !e->wait_first)
-        pthread_cond_wait(&d->work, &d->lock);
+        e->paused = pthread_cond_wait(&d->work, &d->lock) == 0;
     d->kick = false;
     first = d->first;
     last = d->last;
@@ -179,6 +179,9 @@ static void retract_last(fst_engine *e)
 {
     fst_request *r = e->running[--e->n_running];
 
+    if (r->due)
+        request_publish(r);
+    r->due = false;
     close_slot(e, r);
     r->n_committed = 0;
     r->next = e->wait_first;
@@ -470,6 +473,7 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
                 n_inject = name_rows(e, e->span_first[s], n_commit, n_inject);
         }
     }
+    e->injecting = n_inject > 0;
     if (n_inject > 0) {
         int64_t t = engine_now_ns();
         FST_TRY(model_inject(e->model, &e->kv, rows, e->inject_row, n_inject));
@@ -537,8 +541,36 @@ static void count_step(fst_engine *e, int64_t start_ns, const struct step *step)
     }
 }
 
+/* How long the device waited for this step, if the one before ended with a draw. */
+static void count_gap(fst_engine *e)
+{
+    bool odd = e->sampler.odd, drew = e->sampler.drew;
+    double us = 0;
+
+    if (drew && e->drew && !e->paused && !e->drafting &&
+        stream_between(&e->stream, DEVICE_MARK_END + !odd, DEVICE_MARK_BEGIN, &us) == FST_OK &&
+        us > 0) {
+        e->stats.gap_ns += (uint64_t)(us * 1e3);
+        e->stats.gaps++;
+    }
+    e->drew = drew;
+    e->paused = e->sampler.drew = false;
+    e->sampler.odd = !odd;
+}
+
+/* New tokens of running requests to their readers: while the device works, since waking a reader takes
+ * the host a few microseconds each. */
+static void publish_running(fst_engine *e)
+{
+    for (int i = 0; i < e->n_running; i++) {
+        if (e->running[i]->due)
+            request_publish(e->running[i]);
+        e->running[i]->due = false;
+    }
+}
+
 /* Slots and statistics first, readers last: who sees the end of his request finds its slot free and
- * its tokens counted. */
+ * its tokens counted.  Who goes on is told later. */
 static void deliver(fst_engine *e, const struct step *step, const struct engine_outcome *outcome)
 {
     for (int s = 0; s < step->n_spans; s++)
@@ -550,12 +582,13 @@ static void deliver(fst_engine *e, const struct step *step, const struct engine_
     copy_stats(e);
     for (int s = 0; s < step->n_spans; s++) {
         fst_request *r = e->span_request[s];
-        if (outcome[s].finish == FST_FINISH_NONE)
-            request_publish(r);
-        else
+        r->due = outcome[s].finish == FST_FINISH_NONE;
+        if (!r->due)
             request_finish(r, outcome[s].finish, outcome[s].matched, outcome[s].status,
                            outcome[s].error);
     }
+    if (!e->device || e->injecting)
+        publish_running(e);
 }
 
 /* A fault of the model itself: nobody's request can go on. */
@@ -585,8 +618,10 @@ static void one_step(fst_engine *e)
     n_logits = resolve(e, &step, &rows);
     if ((rc = model_forward(e->model, &e->kv, &rows, e->logit_row, n_logits, &logits)) < 0)
         goto fault;
+    publish_running(e);
     if ((rc = accept(e, &step, &rows, logits, e->outcome)) < 0)
         goto fault;
+    count_gap(e);
     count_step(e, start, &step);
     deliver(e, &step, e->outcome);
     return;

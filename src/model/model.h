@@ -54,16 +54,17 @@ void model_kv_spec(const struct weights *w, bool drafting, struct kv_spec *spec)
 /* One forward for any mix of spans (prefill chunks, decode rows, verify blocks) of many requests:
  * rows->n_rows <= max_rows.  Writes KV of every row (kv must hold pages for all positions).
  * logit_row: (n_logits) rows, ascending, whose logits are wanted; logits: (n_logits, vocab), device
- * memory, owned by the model, valid until the next call.  Captured rows (n_rows, S*D) stay inside for
- * model_inject, the streams (n_rows, 4, D) for model_mtp_forward.  A token id outside the vocabulary
- * is FST_EINVAL (nothing was written then); everything else that is wrong with rows is our own
- * mistake: an assertion.  rows->pages must be kv's table. */
+ * memory, owned by the model, valid until the next call.  With n_logits > 0 the call only enqueues: what
+ * the caller enqueues behind it may read them, he himself after a stream_sync.  Captured rows
+ * (n_rows, S*D) stay inside for model_inject, the streams (n_rows, 4, D) for model_mtp_forward.  A token
+ * id outside the vocabulary is FST_EINVAL (nothing was written then); everything else that is wrong
+ * with rows is our own mistake: an assertion.  rows->pages must be kv's table. */
 enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows *rows,
                               const int32_t *logit_row, int n_logits, float **logits);
 
 /* Project the captured rows named by `row` (indices into the last model_forward's rows, ascending,
  * n <= max_rows; those of one span adjacent) and store them in the stages' windows at the rows'
- * positions.  Only the last `window` positions of each slot need to be named. */
+ * positions.  Only the last `window` positions of each slot need to be named.  Enqueues. */
 enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *rows,
                              const int32_t *row, int n);
 

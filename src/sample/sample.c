@@ -63,6 +63,8 @@ void sample_release(struct sampler *s)
 static enum fst_status draw(struct sampler *s, const struct draw_args *a)
 {
     FST_TRY(s->kernels->draw(a, s->stream));
+    s->drew = true;
+    FST_TRY(stream_mark(s->stream, DEVICE_MARK_END + s->odd));
     return stream_sync(s->stream);
 }
 

@@ -43,6 +43,8 @@ struct sampler {
     const struct kernels *kernels; /* borrowed */
     struct stream *stream;         /* borrowed */
     int vocab, max_rows;
+    bool odd,
+        drew; /* mark behind a draw: DEVICE_MARK_END or the next; there was one.  The caller's to set */
     int32_t *masked; /* owned, device memory: ids never drawn */
     int n_masked;
     struct draw_params *draw; /* (max_rows) */

@@ -180,6 +180,10 @@ void metrics_write(const struct server *s, struct buf *out)
     counter(&p, "engine_steps_total", "Forward passes.", (double)st.steps);
     counter(&p, "engine_graph_launches_total", "Recorded steps, drafts and injections on a card.",
             (double)st.graph_launches);
+    counter(&p, "engine_step_gap_seconds_total",
+            "Time that a card waited between steps that follow each other without drafts.",
+            (double)st.gap_ns * 1e-9);
+    counter(&p, "engine_step_gaps_total", "Such waits.", (double)st.gaps);
     counter(&p, "engine_requests_total", "Requests given to the engine, one for each choice.",
             (double)st.requests);
     counter(&p, "http_requests_total", "HTTP requests.", (double)m->http_requests);

@@ -279,6 +279,7 @@ static enum fst_status step(struct synth *s, const struct shape *h, double *us)
     bench_routing_begin(&s->routing);
     int64_t start = clock_ns();
     FST_TRY(model_forward(s->model, &s->kv, &s->rows, s->pick, h->n_logits, &logits));
+    FST_TRY(stream_sync(&s->stream));
     *us = (double)(clock_ns() - start) * 1e-3;
     return tool_interrupted(false) ? fst_error(FST_ECANCELED, "bench: interrupted") : FST_OK;
 }
@@ -292,6 +293,7 @@ static enum fst_status first_step(struct synth *s, const struct shape *h)
     bench_routing_begin(&s->routing);
     bench_routing_count(&s->routing, true);
     FST_TRY(model_forward(s->model, &s->kv, &s->rows, s->pick, h->n_logits, &logits));
+    FST_TRY(stream_sync(&s->stream));
     bench_routing_count(&s->routing, false);
     if (!(seen = mem_alloc((size_t)n * sizeof *seen)))
         return fst_error(FST_ENOMEM, "bench: no memory for %lld logits", (long long)n);

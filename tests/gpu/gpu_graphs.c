@@ -101,11 +101,12 @@ static double per_step_us(uint64_t ns, uint64_t n)
 static void show(const char *what, const struct fst_engine_stats *s)
 {
     printf("%-16s decode %.1f us a step (%llu), verify %.1f (%llu), draft %.1f (%llu); %d graphs, "
-           "%llu launches\n",
+           "%llu launches; %.1f us between steps (%llu)\n",
            what, per_step_us(s->decode_ns, s->decode_steps_n),
            (unsigned long long)s->decode_steps_n, per_step_us(s->verify_ns, s->verify_steps_n),
            (unsigned long long)s->verify_steps_n, per_step_us(s->draft_ns, s->draft_steps),
-           (unsigned long long)s->draft_steps, s->graphs, (unsigned long long)s->graph_launches);
+           (unsigned long long)s->draft_steps, s->graphs, (unsigned long long)s->graph_launches,
+           per_step_us(s->gap_ns, s->gaps), (unsigned long long)s->gaps);
 }
 
 static int same(const struct run *a, const struct run *b)

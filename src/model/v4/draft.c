@@ -100,10 +100,11 @@ enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *
     v4_check_picks(row, n, rows->n_rows, m->opts.max_rows);
     if (n == 0)
         return FST_OK;
+    FST_TRY(v4_begin(m));
     struct draft_call f = {.kv = kv, .rows = picked_rows(m, kv, rows, row, n)};
     struct v4_key key = {
         .call = V4_INJECT, .n_rows = n, .n_spans = f.rows.n_spans, .kv = kv, .pages = kv->pages};
-    return v4_run(m, &key, enqueue_inject, &f);
+    return v4_run(m, &key, enqueue_inject, &f, false);
 }
 
 /* Blocks [anchor, noise, noise, ...] at positions n .. n+gamma-1, one span per request. */
@@ -187,6 +188,7 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
     FST_ASSERT(d->n <= m->opts.max_requests);
     if (d->n <= 0)
         return FST_OK;
+    FST_TRY(v4_begin(m));
     struct draft_call f = {.kv = kv, .rows = block_rows(m, kv, d), .d = d};
     struct v4_key key = {.call = V4_DRAFT,
                          .n_rows = f.rows.n_rows,
@@ -199,5 +201,5 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
                          .out_pos = d->out_pos,
                          .ids = d->ids,
                          .conf = d->conf};
-    return v4_run(m, &key, enqueue_draft, &f);
+    return v4_run(m, &key, enqueue_draft, &f, true);
 }

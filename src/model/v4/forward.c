@@ -123,6 +123,7 @@ enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows 
     v4_check_picks(logit_row, n_logits, rows->n_rows, m->opts.max_logits);
     FST_TRY(v4_check_rows(m, kv, rows, rows->id));
     struct forward_call f = {.kv = kv, .n_logits = n_logits};
+    FST_TRY(v4_begin(m));
     FST_TRY(v4_send_pages(m, kv, rows));
     f.rows = v4_take_rows(m, kv, rows, rows->id, logit_row, n_logits);
     struct v4_key key = {.call = V4_FORWARD,
@@ -134,5 +135,5 @@ enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows 
                          .pages = kv->pages};
     if (logits)
         *logits = m->work.logits;
-    return v4_run(m, &key, enqueue_forward, &f);
+    return v4_run(m, &key, enqueue_forward, &f, n_logits == 0);
 }

@@ -113,10 +113,21 @@ static enum fst_status enqueue_or_launch(struct model *m, const struct v4_key *k
     return FST_OK;
 }
 
-enum fst_status v4_run(struct model *m, const struct v4_key *key, v4_enqueue_fn *enqueue, void *ud)
+enum fst_status v4_begin(struct model *m)
 {
-    FST_TRY(enqueue_or_launch(m, key, enqueue, ud));
+    if (!m->under_way)
+        return FST_OK;
+    m->under_way = false;
     return stream_sync(m->stream);
+}
+
+enum fst_status v4_run(struct model *m, const struct v4_key *key, v4_enqueue_fn *enqueue, void *ud,
+                       bool wait)
+{
+    m->under_way = true;
+    FST_TRY(stream_mark(m->stream, DEVICE_MARK_BEGIN));
+    FST_TRY(enqueue_or_launch(m, key, enqueue, ud));
+    return wait ? v4_begin(m) : FST_OK;
 }
 
 struct model_graphs model_graphs_of(const struct model *m)

@@ -43,6 +43,7 @@ enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct r
     v4_check_picks(logit_row, n_logits, rows->n_rows, m->opts.max_logits);
     FST_TRY(v4_check_rows(m, kv, rows, next_id));
     struct mtp_call f = {.kv = kv, .n_logits = n_logits};
+    FST_TRY(v4_begin(m));
     FST_TRY(v4_send_pages(m, kv, rows));
     f.rows = v4_take_rows(m, kv, rows, next_id, logit_row, n_logits);
     struct v4_key key = {.call = V4_MTP,
@@ -54,5 +55,5 @@ enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct r
                          .pages = kv->pages};
     if (logits)
         *logits = m->work.logits;
-    return v4_run(m, &key, enqueue_mtp, &f);
+    return v4_run(m, &key, enqueue_mtp, &f, true);
 }

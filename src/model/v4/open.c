@@ -272,6 +272,7 @@ void model_free(struct model *m)
     if (!m)
         return;
     const struct device *d = m->stream->device;
+    (void)v4_begin(m); /* an error has been told, or nobody wants to know */
     v4_graphs_free(m);
     device_free(d, m->block, m->block_bytes);
     device_free_shared(d, m->shared, m->shared_bytes);

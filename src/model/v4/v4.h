@@ -89,14 +89,15 @@ struct model {
     struct expert_mats *mats; /* owned, device memory: all layers' views */
     void *block, *shared;     /* owned: the two parts of the workspace */
     size_t block_bytes, shared_bytes, mats_bytes;
-    int max_rows; /* n of the workspace */
-    bool scored;  /* of the call: struct v4_key */
+    int max_rows;   /* n of the workspace */
+    bool scored;    /* of the call: struct v4_key */
+    bool under_way; /* a call was enqueued and nobody here has waited for it */
     struct v4_graphs graphs;
     struct model_timing timing[V4_BLOCKS];
     enum model_site site; /* where the blocks that run now belong */
     struct {
         uint8_t block, site;
-    } marked[DEVICE_MARKS / 2]; /* between marks 2i and 2i + 1, not read yet */
+    } marked[DEVICE_MARK_END / 2]; /* between marks 2i and 2i + 1, not read yet */
     int n_marked;
     int64_t block_start; /* on a device without marks */
 };
@@ -141,7 +142,10 @@ enum fst_status v4_send_rows(struct model *m, int n_rows);
  * on the host what struct v4_key holds. */
 typedef enum fst_status v4_enqueue_fn(struct model *m, void *ud);
 /* Enqueue, or launch what was recorded for `key`; then wait for the device. */
-enum fst_status v4_run(struct model *m, const struct v4_key *key, v4_enqueue_fn *enqueue, void *ud);
+enum fst_status v4_run(struct model *m, const struct v4_key *key, v4_enqueue_fn *enqueue, void *ud,
+                       bool wait);
+/* Before a call writes to memory that the one before may still read. */
+enum fst_status v4_begin(struct model *m);
 void v4_graphs_init(struct model *m);
 void v4_graphs_free(struct model *m);
 
