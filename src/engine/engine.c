@@ -335,7 +335,9 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     FST_TRY(pick_drafting(e, o, c));
     FST_TRY(pool_new(&e->pool, o->threads));
     if (e->device)
-        FST_TRY(weights_upload(e->weights, e->device));
+        FST_TRY(weights_upload(
+            e->weights, e->device,
+            &(struct weights_upload_opts){.on_load = o->on_load, .on_load_ud = o->on_load_ud}));
 
     e->window = c->window;
     e->limits = (struct sched_limits){

@@ -71,17 +71,39 @@ enum fst_status weights_map_init(struct weights_map *m, const char *path)
             madvise(p, (size_t)bytes, MADV_DONTDUMP);
             m->data = p;
             m->bytes = bytes;
+            m->fd = fd;
         }
     }
-    close(fd);
+    if (!m->data)
+        close(fd);
     return rc;
 }
 
 void weights_map_release(struct weights_map *m)
 {
-    if (m->data)
+    if (m->data) {
         munmap((void *)(uintptr_t)m->data, (size_t)m->bytes);
+        close(m->fd);
+    }
     *m = (struct weights_map){0};
+}
+
+enum fst_status weights_map_read(const struct weights_map *m, const char *path, void *to,
+                                 int64_t from, int64_t bytes)
+{
+    uint8_t *at = to;
+    while (bytes > 0) {
+        ssize_t n = told_to_fail() ? -1 : pread(m->fd, at, (size_t)bytes, from);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return fst_error(FST_EIO, "%s: cannot read %" PRId64 " bytes at %" PRId64 ": %s", path,
+                             bytes, from, n ? strerror(errno) : "the file has become shorter");
+        at += n;
+        from += n;
+        bytes -= n;
+    }
+    return FST_OK;
 }
 
 void weights_map_populate(const struct weights_map *m)

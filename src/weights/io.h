@@ -11,12 +11,17 @@
 struct weights_map {
     const uint8_t *data; /* NULL when bytes is 0 */
     int64_t bytes;
+    int fd; /* of the file, while data is there */
 };
 
 /* FST_ENOTFOUND when there is no such file, FST_EIO otherwise; FST_EFORMAT when it is no regular
  * file.  The mapping is left out of core dumps: 150 GiB of weights are no part of a crash. */
 enum fst_status weights_map_init(struct weights_map *m, const char *path);
 void weights_map_release(struct weights_map *m);
+/* Bytes from..from+bytes-1 of the file into memory, without touching the mapping: many threads may read
+ * at once.  path is for the message.  FST_EIO, also when the file has become shorter. */
+enum fst_status weights_map_read(const struct weights_map *m, const char *path, void *to,
+                                 int64_t from, int64_t bytes);
 /* Ask for read-ahead of everything; advice only. */
 void weights_map_populate(const struct weights_map *m);
 

@@ -29,6 +29,8 @@ struct weights_store {
 bool store_is_vector(enum inventory_form form);
 /* The struct mat, const float * or const int32_t * in the tree that an item fills. */
 void *store_place_of(struct weights *w, const struct inventory_item *item);
+/* Where the tree points for item i of the inventory, and how many bytes are there; NULL: not given. */
+const void **store_pointer_of(struct weights *w, int64_t i, int64_t *bytes);
 /* What no tensor says: the kind of a layer, and where its experts are. */
 void store_shape_layer(struct weights *w, struct layer_weights *l, bool stage, int i);
 

@@ -323,11 +323,7 @@ void weights_free(struct weights *w)
     mem_free(w);
 }
 
-/* ---- upload ---------------------------------------------------------------------------------- */
-enum { UPLOAD_LINE = 256 };
-
-/* Where the tree points for item i, and how many bytes are there; NULL: not given. */
-static const void **pointer_of(struct weights *w, int64_t i, int64_t *bytes)
+const void **store_pointer_of(struct weights *w, int64_t i, int64_t *bytes)
 {
     const struct checkpoint *c = &w->store->checkpoint;
     const struct inventory_item *item = &c->inventory.items[i];
@@ -343,33 +339,6 @@ static const void **pointer_of(struct weights *w, int64_t i, int64_t *bytes)
     struct mat *m = place;
     *bytes = t->t->end - t->t->begin;
     return item->scale ? (const void **)(void *)&m->scale : &m->data;
-}
-
-enum fst_status weights_upload(struct weights *w, const struct device *d)
-{
-    struct weights_store *st = w->store;
-    int64_t n = st->checkpoint.inventory.n, bytes, total = 0;
-    FST_ASSERT(!st->slab);
-    for (int64_t i = 0; i < n; i++)
-        if (pointer_of(w, i, &bytes))
-            total += round_up(bytes, UPLOAD_LINE);
-    st->device = d;
-    st->slab_bytes = (size_t)total;
-    st->slab = device_alloc(d, st->slab_bytes);
-    if (!st->slab)
-        return fst_error(FST_ENOMEM, "weights: %.2f GiB do not fit on %s (%.2f GiB free at start)",
-                         (double)total / 1073741824.0, d->card,
-                         (double)d->free_bytes / 1073741824.0);
-    uint8_t *at = st->slab;
-    for (int64_t i = 0; i < n; i++) {
-        const void **p = pointer_of(w, i, &bytes);
-        if (!p)
-            continue;
-        FST_TRY(device_copy(d, at, *p, (size_t)bytes));
-        *p = at;
-        at += round_up(bytes, UPLOAD_LINE);
-    }
-    return FST_OK;
 }
 
 /* ---- tensors as stored ----------------------------------------------------------------------- */

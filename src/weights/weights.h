@@ -127,11 +127,21 @@ enum fst_status weights_open(struct weights **out, const char *dir,
                              const struct weights_opts *opts);
 void weights_free(struct weights *w); /* NULL is fine */
 
+struct weights_upload_opts {
+    int n_threads;       /* readers; 0: as many as there are cores, up to 8 */
+    int64_t stage_bytes; /* that a reader handles at a time; 0: 4 MiB */
+    /* Progress, from the caller's thread; NULL: not wanted. */
+    void (*on_load)(void *ud, uint64_t done, uint64_t total);
+    void *on_load_ud;
+};
+
 /* Copy every value to device memory, each tensor on a 256-byte line, and let the tree point there: only
  * kernels read it then (config, rope_* and the tree itself stay on the host).  The mappings stay.
- * d is not NULL and outlives w.  FST_ENOMEM names the bytes; FST_EINTERNAL. */
+ * d is not NULL and outlives w.  opts NULL: all 0.  FST_ENOMEM names the bytes; FST_EIO names the file;
+ * FST_EINTERNAL. */
 struct device;
-enum fst_status weights_upload(struct weights *w, const struct device *d);
+enum fst_status weights_upload(struct weights *w, const struct device *d,
+                               const struct weights_upload_opts *opts);
 
 /* Random weights of a configuration, made on the device of `s` in the published formats and shapes, for
  * measuring: scales keep activations of order 1, routers spread rows evenly.  A draft is made when the

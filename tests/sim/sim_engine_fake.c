@@ -74,9 +74,11 @@ enum fst_status weights_open(struct weights **out, const char *dir, const struct
     return FST_OK;
 }
 
-enum fst_status weights_upload(struct weights *w, const struct device *d)
+enum fst_status weights_upload(struct weights *w, const struct device *d,
+                               const struct weights_upload_opts *opts)
 {
     (void)w;
+    (void)opts;
     return fst_error(FST_EUNSUPPORTED, "no weights for %s", d->name);
 }
 

@@ -2,8 +2,12 @@
  * bits that it gives on the host. */
 #include "support/far.h"
 #include "support/rig.h"
+#include "weights/io.h"
 
 enum { VOCAB = 512, N = 150, DRAFT = 3 };
+
+/* far.h is no place for threads; stages that cut tensors and hold many. */
+static const struct weights_upload_opts one_reader = {.n_threads = 1, .stage_bytes = 40000};
 
 /* What one run leaves: logits of a prompt in two chunks, of one token more, and a draft. */
 struct outcome {
@@ -77,7 +81,7 @@ static void test_same_bits(void **state)
     kernels_init(&host, kernels_probe());
     rig_ok(kernels_of_device(&k, &far_device, NULL, PRECISION_NATIVE));
     play(near, NULL, &host, want);
-    rig_ok(weights_upload(w, &far_device));
+    rig_ok(weights_upload(w, &far_device, &one_reader));
     far_state.calls = 0;
     play(w, &far_device, &k, got);
     assert_true(far_state.calls > 100);
@@ -114,7 +118,7 @@ static void pair_weights(struct weights *w[2])
     struct hashweights_spec spec = rig_small(HASHWEIGHTS_FP4);
     for (int i = 0; i < 2; i++)
         w[i] = rig_weights(&spec);
-    rig_ok(weights_upload(w[1], &far_device));
+    rig_ok(weights_upload(w[1], &far_device, &one_reader));
 }
 
 static void pair_weights_free(struct weights *w[2])
@@ -320,17 +324,22 @@ static void test_recording_faults(void **state)
     pair_weights_free(w);
 }
 
-/* The slab or a copy fails: a status that says so, and everything can be freed. */
+/* The slab, a copy or a read fails: a status that says so, and everything can be freed. */
 static void test_upload_faults(void **state)
 {
+    static const enum fst_status want[] = {FST_ENOMEM, FST_EINTERNAL, FST_EIO};
+    static const char *const says[] = {"memory out of reach", "copy failed",
+                                       ".safetensors: cannot read"};
     struct hashweights_spec spec = rig_small(HASHWEIGHTS_FP4);
     (void)state;
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < 3; n++) {
         struct weights *w = rig_weights(&spec);
         far_state.fail_alloc = n == 0;
         far_state.fail_copy = n == 1 ? 100 : 0;
-        assert_int_equal(weights_upload(w, &far_device), n ? FST_EINTERNAL : FST_ENOMEM);
-        assert_non_null(strstr(fst_error_text(), n ? "copy failed" : "memory out of reach"));
+        weights_io_fail_at(n == 2 ? 50 : 0);
+        assert_int_equal(weights_upload(w, &far_device, &one_reader), want[n]);
+        assert_non_null(strstr(fst_error_text(), says[n]));
+        weights_io_fail_at(0);
         weights_free(w);
         assert_int_equal(far_state.n, 0);
     }
@@ -377,7 +386,7 @@ static void test_marks(void **state)
     d.mark = tick;
     d.between = between;
     rig_ok(kernels_of_device(&k, &d, NULL, PRECISION_NATIVE));
-    rig_ok(weights_upload(w, &d));
+    rig_ok(weights_upload(w, &d, &one_reader));
     struct rig_opts o = {.w = w,
                          .kernels = &k,
                          .device = &d,
