@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "engine/engine_int.h"
+#include "kernels/self_test.h"
 
 /* KV tokens for everybody together when nothing was said: four requests of 64k. */
 enum { ENGINE_POOL_TOKENS = 262144 };
@@ -317,6 +318,20 @@ static enum fst_status pick_kernels(fst_engine *e, const struct fst_engine_opts 
                           precision);
 }
 
+/* A machine that computes something else is found before it serves anybody. */
+static enum fst_status self_test(const fst_engine *e, enum precision precision)
+{
+    struct self_test t = {.seed = (uint64_t)engine_now_ns()};
+    int64_t start = engine_now_ns();
+
+    if (precision != PRECISION_NATIVE)
+        return FST_OK;
+    FST_TRY(kernels_self_test(&e->kernels, e->device, 0, &t));
+    log_debug("self-test", "kernels=%s worst_nmse=%.1e block=\"%s\" ms=%.1f", e->kernels.name,
+              t.worst, t.where, (double)(engine_now_ns() - start) * 1e-6);
+    return FST_OK;
+}
+
 static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o)
 {
     const struct model_config *c;
@@ -328,6 +343,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
 
     FST_TRY(read_choices(e, o, &ch));
     FST_TRY(pick_kernels(e, o, (enum precision)ch.precision));
+    FST_TRY(self_test(e, (enum precision)ch.precision));
     FST_TRY(weights_open(&e->weights, o->model_dir, NULL));
     if (e->weights->bytes <= ENGINE_VALUES_BYTES)
         FST_TRY(weights_check_values(e->weights));

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/rng.h"
-#include "kernels/kernels.h"
+#include "kernels/self_test.h"
 #include "tools/tool.h"
 #include "weights/weights.h"
 
@@ -62,193 +62,20 @@ static void check(struct report *r, const char *name, bool ok, bool machine, con
         printf("%-5s %-10s %s\n", ok ? "ok" : "FAIL", name, detail);
 }
 
-/* ------------------------------------------------------------------ kernel self-test */
-
-enum { DIM = 256, MOE = 256, EXPERTS = 4, K = 2, VOCAB = 512, ROWS = 3 };
-
-struct bench_mats {
-    uint8_t fp8[DIM * DIM], fp8_scale[4];
-    uint8_t fp4[EXPERTS][3][DIM * MOE / 2], fp4_scale[EXPERTS][3][DIM * MOE / 32];
-    uint16_t bf16[VOCAB * DIM];
-    float norm[DIM], x[ROWS * DIM], x4[ROWS * 4 * DIM], fn[4 * 4 * DIM], base[4], scale[1];
-    float weight[ROWS * K], y[2][ROWS * DIM], main[2][ROWS * DIM], logits[2][ROWS * VOCAB];
-    int32_t expert[ROWS * K], row[ROWS];
-    struct expert_mats e[EXPERTS], shared;
-};
-
-static uint16_t to_bf16(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
-}
-
-static float on_grid(float x)
-{
-    uint32_t u = (uint32_t)to_bf16(x) << 16;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
-static uint8_t fp8_code(struct rng *g)
-{
-    uint8_t c = (uint8_t)rng_below(g, 256);
-    return (c & 0x7F) == 0x7F ? c ^ 1 : c; /* 0x7F and 0xFF are not numbers */
-}
-
-static void fill(struct bench_mats *m, struct rng *g)
-{
-    for (size_t i = 0; i < sizeof m->fp8; i++)
-        m->fp8[i] = fp8_code(g);
-    for (size_t i = 0; i < sizeof m->fp8_scale; i++)
-        m->fp8_scale[i] = (uint8_t)rng_range(g, 115, 120);
-    rng_bytes(g, m->fp4, sizeof m->fp4);
-    for (size_t i = 0; i < sizeof m->fp4_scale; i++)
-        ((uint8_t *)m->fp4_scale)[i] = (uint8_t)rng_range(g, 119, 123);
-    for (size_t i = 0; i < VOCAB * DIM; i++)
-        m->bf16[i] = to_bf16((float)rng_normal(g) * 0.05f);
-    for (int i = 0; i < DIM; i++)
-        m->norm[i] = on_grid((float)(1 + 0.1 * rng_normal(g)));
-    for (int i = 0; i < ROWS * DIM; i++)
-        m->x[i] = on_grid((float)rng_normal(g));
-    for (int i = 0; i < ROWS * 4 * DIM; i++)
-        m->x4[i] = on_grid((float)rng_normal(g));
-    for (int i = 0; i < 4 * 4 * DIM; i++)
-        m->fn[i] = (float)rng_normal(g) * 0.02f;
-    for (int i = 0; i < 4; i++)
-        m->base[i] = (float)rng_normal(g);
-    m->scale[0] = 0.5f;
-    for (int t = 0; t < ROWS; t++) {
-        m->row[t] = t;
-        m->expert[t * K] = (int32_t)rng_below(g, 2);
-        m->expert[t * K + 1] = 2 + (int32_t)rng_below(g, 2);
-        m->weight[t * K] = 0.9f;
-        m->weight[t * K + 1] = 0.6f;
-    }
-    for (int e = 0; e < EXPERTS; e++) {
-        struct mat w[3];
-        for (int k = 0; k < 3; k++)
-            w[k] = (struct mat){.fmt = WEIGHT_FP4,
-                                .n_out = k == 1 ? DIM : MOE,
-                                .n_in = k == 1 ? MOE : DIM,
-                                .data = m->fp4[e][k],
-                                .scale = m->fp4_scale[e][k]};
-        m->e[e] = (struct expert_mats){.w1 = w[0], .w2 = w[1], .w3 = w[2]};
-    }
-    struct mat s = {
-        .fmt = WEIGHT_FP8, .n_out = DIM, .n_in = DIM, .data = m->fp8, .scale = m->fp8_scale};
-    m->shared = (struct expert_mats){.w1 = s, .w2 = s, .w3 = s};
-}
-
-static enum fst_status run_blocks(const struct kernels *k, struct stream *st, struct bench_mats *m,
-                                  int side)
-{
-    struct mat proj = m->shared.w1;
-    struct mat head = {.fmt = WEIGHT_BF16, .n_out = VOCAB, .n_in = DIM, .data = m->bf16};
-    float y[ROWS * DIM];
-    struct main_proj_args mp = {.h = m->x,
-                                .main_proj = &proj,
-                                .main_norm = m->norm,
-                                .main = m->main[side],
-                                .n_rows = ROWS,
-                                .norm_eps = 1e-6f};
-    struct experts_args ex = {.x = m->x,
-                              .expert = m->expert,
-                              .weight = m->weight,
-                              .experts = m->e,
-                              .shared = &m->shared,
-                              .y = m->y[side],
-                              .n_rows = ROWS,
-                              .k = K,
-                              .n_experts = EXPERTS,
-                              .dim = DIM,
-                              .moe_dim = MOE,
-                              .limit = 10};
-    struct head_args hd = {.x = m->x4,
-                           .row = m->row,
-                           .fn = m->fn,
-                           .base = m->base,
-                           .scale = m->scale,
-                           .norm = m->norm,
-                           .head = &head,
-                           .y = y,
-                           .logits = m->logits[side],
-                           .n = ROWS,
-                           .dim = DIM,
-                           .hc_eps = 1e-6f,
-                           .norm_eps = 1e-6f};
-    FST_TRY(k->main_proj(&mp, st));
-    FST_TRY(k->experts(&ex, st));
-    return k->head(&hd, st);
-}
-
-static double nmse(const float *a, const float *b, int n)
-{
-    double num = 0, den = 0;
-    for (int i = 0; i < n; i++) {
-        num += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-        den += (double)b[i] * (double)b[i];
-    }
-    return den > 0 ? num / den : num;
-}
-
 static void check_kernels(struct report *r, const char *name, double seconds)
 {
-    struct kernels fast, ref;
-    struct stream st;
-    struct rng g;
-    if (kernels_select(&fast, name, PRECISION_NATIVE) < 0) {
+    struct kernels k;
+    struct self_test t = {.seed = rng_os()};
+    enum fst_status rc = kernels_select(&k, name, PRECISION_NATIVE);
+    if (rc == FST_OK)
+        rc = kernels_self_test(&k, NULL, seconds, &t);
+    if (rc == FST_OK)
+        check(
+            r, "kernels", true, true,
+            "%s against ref: a layer, head and draw; %lld rounds, seed %llu, worst NMSE %.1e (%s)",
+            k.name, (long long)t.rounds, (unsigned long long)t.seed, t.worst, t.where);
+    else
         check(r, "kernels", false, true, "%s", fst_error_text());
-        return;
-    }
-    kernels_init(&ref, 0);
-    struct kernel_limits lim = {.n_rows = ROWS,
-                                .dim = DIM,
-                                .n_heads = 1,
-                                .head_dim = 512,
-                                .q_rank = DIM,
-                                .o_rank = DIM,
-                                .groups = 1,
-                                .moe_dim = MOE,
-                                .n_experts = EXPERTS,
-                                .k = K,
-                                .index_heads = 1,
-                                .index_dim = 128,
-                                .topk = 8,
-                                .n_stages = 1,
-                                .vocab = VOCAB,
-                                .markov_rank = 8,
-                                .window = 128,
-                                .max_entries = 8};
-    size_t scratch =
-        FST_MAX(kernels_scratch_bytes(&fast, &lim, 1), kernels_scratch_bytes(&ref, &lim, 1));
-    struct bench_mats *m = mem_calloc(1, sizeof *m);
-    if (!m || stream_init(&st, NULL, NULL, PRECISION_NATIVE, scratch) < 0) {
-        mem_free(m);
-        check(r, "kernels", false, true, "no memory");
-        return;
-    }
-    uint64_t seed = rng_os();
-    rng_init(&g, seed);
-    int64_t start = clock_ns(), rounds = 0;
-    double worst = 0;
-    enum fst_status rc = FST_OK;
-    do {
-        fill(m, &g);
-        rc = run_blocks(&ref, &st, m, 0);
-        if (rc == FST_OK)
-            rc = run_blocks(&fast, &st, m, 1);
-        worst = fmax(worst, nmse(m->main[1], m->main[0], ROWS * DIM));
-        worst = fmax(worst, nmse(m->y[1], m->y[0], ROWS * DIM));
-        worst = fmax(worst, nmse(m->logits[1], m->logits[0], ROWS * VOCAB));
-        rounds++;
-    } while (rc == FST_OK && worst <= 1e-5 && clock_seconds(clock_ns() - start) < seconds);
-    check(r, "kernels", rc == FST_OK && worst <= 1e-5, true,
-          "%s against ref: main_proj, experts, head; %lld rounds, seed %llu, worst NMSE %.1e "
-          "(allowed 1e-5)",
-          fast.name, (long long)rounds, (unsigned long long)seed, worst);
-    stream_release(&st);
-    mem_free(m);
 }
 
 /* ------------------------------------------------------------------ the rest */
@@ -280,12 +107,19 @@ static void check_cpu(struct report *r)
 static void check_card(struct report *r)
 {
     const struct device *d;
-    if (device_open(&d, "cuda") < 0)
+    struct kernels k;
+    struct self_test t = {.seed = rng_os()};
+    if (device_open(&d, "cuda") < 0) {
         check(r, "cuda", true, true, "none: %s", fst_error_text());
-    else
-        check(r, "cuda", true, true, "%s, %d multiprocessors, %.1f of %.1f GB free, driver %s",
-              d->card, d->multiprocessors, (double)d->free_bytes * 1e-9,
-              (double)d->total_bytes * 1e-9, d->driver);
+        return;
+    }
+    enum fst_status rc = kernels_of_device(&k, d, NULL, PRECISION_NATIVE);
+    if (rc == FST_OK)
+        rc = kernels_self_test(&k, d, 0, &t);
+    check(r, "cuda", rc == FST_OK, true,
+          "%s, %d multiprocessors, %.1f of %.1f GB free, driver %s; %s", d->card,
+          d->multiprocessors, (double)d->free_bytes * 1e-9, (double)d->total_bytes * 1e-9,
+          d->driver, rc == FST_OK ? "its kernels agree with ref" : fst_error_text());
 }
 
 static void check_model(struct report *r, const struct options *o)
