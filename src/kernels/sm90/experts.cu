@@ -369,7 +369,7 @@ GPU_FN void walk_put(const struct expert_job &j, const struct walk &w,
 
 /* Where a warpgroup is in its items. */
 struct walk_state {
-    float acc[VISITS / 2], pending[3][VISITS / 2];
+    float acc[VISITS / 2], x[VISITS / 4], pending[3][VISITS / 2];
     int item, block;
 };
 
@@ -388,17 +388,13 @@ GPU_FN bool walk_stage(struct walk_state &s, struct walk_feed<DOWN, BLOCKS> &f,
     __syncthreads();
     walk_copy<DOWN, BLOCKS>(f, j, w, tiles, shared_at(base), to);
     copies_end();
-    constexpr int together = DOWN ? 1 : 2; /* the tree takes registers */
 #pragma unroll
-    for (int b0 = 0; b0 < 2; b0 += together) {
-        float sum[together][VISITS / 2];
-        fp4_sums<VISITS, together>(sum, slot, scales, b0);
-#pragma unroll
-        for (int b = 0; b < together; b++, s.block++) {
-            fp4_add<VISITS, together>(s.acc, sum, scales, b, b0 + b);
-            if (DOWN && (s.block + 1) % segment == 0)
-                stream_segment<VISITS>(s.acc, s.pending, s.block / segment);
-        }
+    for (int b = 0; b < 2; b++) {
+        fp4_block<VISITS>(s.acc, s.x, slot, scales, b);
+        if (++s.block % (DOWN ? segment : BLOCKS) == 0)
+            fp4_values<VISITS>(s.acc, s.x);
+        if (DOWN && s.block % segment == 0)
+            stream_segment<VISITS>(s.acc, s.pending, s.block / segment - 1);
     }
     if (s.block < BLOCKS)
         return true;
@@ -406,6 +402,7 @@ GPU_FN bool walk_stage(struct walk_state &s, struct walk_feed<DOWN, BLOCKS> &f,
 #pragma unroll
     for (int i = 0; i < VISITS / 2; i++)
         s.acc[i] = 0;
+    s.x[0] = s.x[1] = 1; /* another tile has other columns */
     s.block = 0;
     return w.item[s.item & 3] < w.all;
 }
@@ -423,6 +420,7 @@ GPU_FN void walk_routed(const struct expert_job &j, const struct walk &w, uint8_
     uint8_t *base = shared + (-shared_at(shared) & 1023);
     struct walk_feed<DOWN, BLOCKS> f;
     struct walk_state s = {};
+    s.x[0] = s.x[1] = 1;
     walk_ask(j, w, tiles, 0);
     copies_end();
     copies_wait<0>();
