@@ -155,9 +155,9 @@ GPU_KERNEL void grid_kernel(const __grid_constant__ struct expert_job j)
     uint2 p = *(const uint2 *)(const void *)h;
     struct gpu_quad x = {{gpu_low(p.x), gpu_high(p.x), gpu_low(p.y), gpu_high(p.y)}};
     if (v < routed_visits(j))
-        operand_codes<true>(j.h_codes, all_visits(j), j.moe_dim, v, b, x);
+        operand_codes<true>(operand_row(j.h_codes, all_visits(j), j.moe_dim, v), b, x);
     else
-        operand_codes<false>(j.h_codes, all_visits(j), j.moe_dim, v, b, x);
+        operand_codes<false>(operand_row(j.h_codes, all_visits(j), j.moe_dim, v), b, x);
 }
 
 /* ---------------------------------------------------------------- down */

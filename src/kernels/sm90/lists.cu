@@ -155,8 +155,8 @@ GPU_FN void operand_of_x(const struct expert_job &j)
     if (row >= j.n_rows)
         return;
     struct gpu_quad v = gpu_load4(j.in.x + (int64_t)row * j.dim + b * LIN_BLOCK + 4 * gpu_lane());
-    operand_codes<false>((uint8_t *)j.in.grid, j.n_rows, j.dim, row, b, v);
-    operand_codes<true>(j.x_fp4, j.n_rows, j.dim, row, b, v);
+    operand_codes<false>(operand_row((uint8_t *)j.in.grid, j.n_rows, j.dim, row), b, v);
+    operand_codes<true>(operand_row(j.x_fp4, j.n_rows, j.dim, row), b, v);
 }
 
 GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)
