@@ -16,8 +16,12 @@
 #include "kernels/gpu/gpu.h"
 
 enum {
-    LIN_TILE = 8,      /* input rows of a wave, at most */
-    LIN_ROWS = 1024,   /* rows that an entry takes through its scratch at a time */
+    LIN_TILE = 8,   /* input rows of a wave, at most */
+#ifdef KERNELS_SM90 /* rows that an entry takes through its scratch at a time */
+    LIN_ROWS = 4096,
+#else
+    LIN_ROWS = 1024,
+#endif
     LIN_JOBS = 8,      /* products of one launch */
     LIN_THREADS = 256, /* of a block, at most */
     LIN_FILL = 264,    /* blocks that fill a card: two on each of 132 processors */

@@ -242,6 +242,11 @@ GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
     gpu_store4(j.y + i, sum);
 }
 
+void experts_sums(const struct expert_job &j, struct stream *s)
+{
+    sm90_launch(sum_kernel, div_up((int64_t)j.n_rows * j.dim / 4, 128), 128, 0, 1, s, j);
+}
+
 /* ---------------------------------------------------------------- from tile to tile */
 
 /* Items are 64 weight rows of a routed tile.  A block's first one follows from its number; whoever is
@@ -536,29 +541,34 @@ template <int N, int S> static void run(struct expert_job j, struct stream *s)
         walk<S, true>(j, s);
     else
         tiles<N, S, true>(j, s);
-    sm90_launch(sum_kernel, div_up((int64_t)j.n_rows * j.dim / 4, 128), 128, 0, 1, s, j);
+    experts_sums(j, s);
+}
+
+/* Scratch of j for few rows. */
+static void cut(struct gpu_cut *c, struct expert_job *j)
+{
+    int64_t visits = all_visits(*j), moe = j->moe_dim, all = (int64_t)j->n_rows * j->dim;
+    j->in.grid = gpu_take<uint16_t>(c, all);
+    j->x_fp4 = (uint8_t *)gpu_take<uint16_t>(c, all);
+    j->tile = gpu_take<struct visit_tile>(c, visits);
+    j->n_tiles = gpu_take<int32_t>(c, 3);
+    j->next = j->n_tiles + 1;
+    j->list = gpu_take<int32_t>(c, visits);
+    j->h = gpu_take<uint16_t>(c, visits * moe);
+    j->h_codes = (uint8_t *)gpu_take<uint16_t>(c, visits * moe);
+    j->z = gpu_take<float>(c, visits * j->dim);
 }
 
 static void experts_rows(const struct experts_args *a, struct stream *s, int64_t t0, int n)
 {
     struct gpu_cut c = gpu_scratch(s);
-    int64_t visits = (int64_t)n * (a->k + 1), dim = a->dim, moe = a->moe_dim;
     struct expert_job j = {};
     j.shared = *a->shared;
     j.experts = a->experts;
-    j.in.x = a->x + t0 * dim;
-    j.in.grid = gpu_take<uint16_t>(&c, n * dim);
-    j.x_fp4 = (uint8_t *)gpu_take<uint16_t>(&c, n * dim);
+    j.in.x = a->x + t0 * a->dim;
     j.expert = a->expert + t0 * a->k;
     j.weight = a->weight + t0 * a->k;
-    j.tile = gpu_take<struct visit_tile>(&c, visits);
-    j.n_tiles = gpu_take<int32_t>(&c, 3);
-    j.next = j.n_tiles + 1;
-    j.list = gpu_take<int32_t>(&c, visits);
-    j.h = gpu_take<uint16_t>(&c, visits * moe);
-    j.h_codes = (uint8_t *)gpu_take<uint16_t>(&c, visits * moe);
-    j.z = gpu_take<float>(&c, visits * dim);
-    j.y = a->y + t0 * dim;
+    j.y = a->y + t0 * a->dim;
     j.n_rows = n;
     j.k = a->k;
     j.dim = a->dim;
@@ -566,14 +576,17 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
     j.n_experts = a->n_experts;
     j.limit = a->limit;
     j.processors = s->device->multiprocessors;
+    if (n >= EXPERTS_MANY) {
+        experts_many(j, s);
+        return;
+    }
+    cut(&c, &j);
     if (n <= 8)
         run<8, 8>(j, s);
     else if (n <= 32)
         run<8, 32>(j, s);
-    else if (n <= 256)
-        run<8, 64>(j, s);
     else
-        run<32, 64>(j, s);
+        run<8, 64>(j, s);
 }
 
 GPU_ENTRY(experts)
@@ -593,8 +606,16 @@ bool sm90_experts(const struct experts_args *a)
 
 size_t lin_experts_scratch(const struct kernel_limits *l)
 {
-    int64_t n = FST_MIN(l->n_rows, EXPERT_ROWS), visits = n * (l->k + 1);
-    return 2 * gpu_piece(n * l->dim, 2) + gpu_piece(visits, sizeof(struct visit_tile)) +
-           gpu_piece(3, 4) + gpu_piece(visits, 4) + 2 * gpu_piece(visits * l->moe_dim, 2) +
-           gpu_piece(visits * l->dim, 4);
+    int n = FST_MIN(l->n_rows, EXPERT_ROWS);
+    struct gpu_cut c = {NULL, SIZE_MAX};
+    struct expert_job j = {};
+    j.k = l->k;
+    j.dim = l->dim;
+    j.moe_dim = l->moe_dim;
+    j.n_experts = l->n_experts;
+    j.n_rows = FST_MIN(n, EXPERTS_MANY - 1);
+    cut(&c, &j);
+    size_t few = SIZE_MAX - c.left;
+    j.n_rows = n;
+    return n < EXPERTS_MANY ? few : FST_MAX(few, experts_many_scratch(j));
 }

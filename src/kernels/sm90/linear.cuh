@@ -20,14 +20,13 @@ struct operand_place {
     float *scale;
     int64_t pitch; /* bytes from line to line */
     int s_pitch, swap;
-    int ratio; /* FP4 in tiles: a block's scale stands so far behind the last one's over it; else 0 */
 };
 
 /* Operands of few rows: row after row, scales behind all of them. */
 GPU_FN struct operand_place operand_row(uint8_t *codes, int64_t n_rows, int64_t n, int64_t row)
 {
     float *scales = (float *)(void *)(codes + n_rows * n);
-    return {codes + row * n, scales + row * (n / LIN_BLOCK), STREAM_LINE, 1, 0, 0};
+    return {codes + row * n, scales + row * (n / LIN_BLOCK), STREAM_LINE, 1, 0};
 }
 
 /* Block b (128 values) of an operand row of bf16; lane l has values 4l .. 4l+3. */
@@ -113,12 +112,8 @@ GPU_FN struct operand_place operand_in_tile(uint8_t *codes, int64_t all, int64_t
                                             int n8, int r)
 {
     float *scales = (float *)(void *)(codes + all * n);
-    return {codes + first * n + r * STREAM_LINE,
-            scales + first * (n / LIN_BLOCK) + r,
-            (int64_t)n8 * STREAM_LINE,
-            n8,
-            r & 7,
-            0};
+    return {codes + first * n + r * STREAM_LINE, scales + first * (n / LIN_BLOCK) + r,
+            (int64_t)n8 * STREAM_LINE, n8, r & 7};
 }
 
 /* Row `row` of an operand of n_rows rows of n bytes, wherever it lies. */

@@ -119,14 +119,14 @@ GPU_FN void sums_of(float (&acc)[N / 2], const struct lin_job &j, const struct t
     const uint8_t *s = j.w.scale;
     int n = p.rows.n8;
     if (j.w.fmt == WEIGHT_BF16) {
-        tile_sums<FORM_BF16, N>(acc, r, p.n_slices, p.values / 64, NULL, n, out);
+        tile_sums<FORM_BF16, N>(acc, r, p.n_slices, p.values / 64, NULL, NULL, n, out);
         return;
     }
     s += (int64_t)(o / 128) * (j.w.n_in / 128) + p.first * p.values / 128;
     if (j.flags & LIN_WIDE)
-        tile_sums<FORM_WIDE, N>(acc, r, p.n_slices, p.values / 128, s, n, out);
+        tile_sums<FORM_WIDE, N>(acc, r, p.n_slices, p.values / 128, s, NULL, n, out);
     else
-        tile_sums<FORM_FP8, N>(acc, r, p.n_slices, p.values / 128, s, n, out);
+        tile_sums<FORM_FP8, N>(acc, r, p.n_slices, p.values / 128, s, NULL, n, out);
 }
 
 template <int N>
@@ -155,6 +155,7 @@ GPU_FN void join_sums(const struct lin_job &j, const struct tile_part &p, const 
         int row = i / (TILE_ROWS / 4), o = i % (TILE_ROWS / 4) * 4;
         uint32_t at = shared_at(sums + row * SHARE_PITCH + o);
         float4 v[4];
+#pragma unroll
         for (int b = 0; b < 4; b++)
             v[b] = b < p.blocks ? cluster_load4(at, block0 + b) : make_float4(0, 0, 0, 0);
         if (o >= p.outs)

@@ -55,8 +55,12 @@ GPU_FN void barrier_wait(uint32_t bar, uint32_t phase)
                  "r"(phase)
                  : "memory");
 }
+GPU_FN void barrier_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
+}
 /* At this block's place in block `rank` of the cluster. */
-GPU_FN void barrier_arrive(uint32_t bar, int rank)
+GPU_FN void barrier_arrive_at(uint32_t bar, int rank)
 {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar),
@@ -195,6 +199,7 @@ GPU_FN void ring_start(const struct tile_ring &r)
         }
         barriers_started();
     }
+    __syncwarp();
     cluster_sync();
 }
 GPU_FN void ring_wait(const struct tile_ring &r)
@@ -205,8 +210,10 @@ GPU_FN void ring_wait(const struct tile_ring &r)
 GPU_FN void ring_release(struct tile_ring &r)
 {
     __syncwarp();
-    if (gpu_lane() < r.cast)
-        barrier_arrive(ring_empty(r), r.cast == 1 ? cluster_rank() : gpu_lane());
+    if (r.cast == 1 && gpu_lane() == 0)
+        barrier_arrive(ring_empty(r));
+    else if (r.cast > 1 && gpu_lane() < r.cast)
+        barrier_arrive_at(ring_empty(r), gpu_lane());
     ring_next(r);
 }
 
@@ -331,14 +338,16 @@ template <int F> GPU_FN uint32_t tile_inputs(const struct tile_ring &r, int line
 }
 
 /* acc += the products of the next `stages` stages, with n input rows in the slots; s: scales of FP8
- * weights, one a stage.  No FP4. */
-template <int F, int N>
-GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const uint8_t *s, int n)
+ * weights, one a stage, and up: those of the other half of the rows, with TWO.  No FP4. */
+template <int F, int N, bool TWO>
+GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const uint8_t *s,
+                     const uint8_t *up, int n)
 {
     float d[N / 2];
     uint32_t a[4][4], b[4][4];
     for (int i = 0; i < stages; i++) {
         float f = F == FORM_BF16 ? 1 : gpu_e8m0(__ldg(s + i));
+        float f1 = TWO ? gpu_e8m0(__ldg(up + i)) : f;
         ring_wait(r);
         if (F == FORM_WIDE)
             wide_steps(a, tile_weights<F>(r), 0);
@@ -365,16 +374,18 @@ GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const
         const uint8_t *xs = ring_scales(r) + 8 * (group_thread() % 4);
 #pragma unroll
         for (int c = 0; c < N / 8; c++) {
-            float2 x = {f, f};
+            float2 x = {f, f}, y;
             if (F == FORM_FP8) {
                 float2 v = *(const float2 *)(const void *)(xs + 32 * c);
-                x.x *= v.x;
-                x.y *= v.y;
+                y = make_float2(v.x * f1, v.y * f1);
+                x = make_float2(v.x * f, v.y * f);
             }
+            if (!TWO)
+                y = x;
             acc[4 * c] = fmaf(d[4 * c], x.x, acc[4 * c]);
             acc[4 * c + 1] = fmaf(d[4 * c + 1], x.y, acc[4 * c + 1]);
-            acc[4 * c + 2] = fmaf(d[4 * c + 2], x.x, acc[4 * c + 2]);
-            acc[4 * c + 3] = fmaf(d[4 * c + 3], x.y, acc[4 * c + 3]);
+            acc[4 * c + 2] = fmaf(d[4 * c + 2], y.x, acc[4 * c + 2]);
+            acc[4 * c + 3] = fmaf(d[4 * c + 3], y.y, acc[4 * c + 3]);
         }
         ring_release(r);
     }
@@ -474,36 +485,38 @@ GPU_BOTH int tile_levels(int slices, bool top_in_output)
 }
 
 /* `slices` sums of `stages` stages each, as a tree. */
-template <int F, int N>
+template <int F, int N, bool TWO = false>
 GPU_FN void tile_sums(float (&acc)[N / 2], struct tile_ring &r, int slices, int stages,
-                      const uint8_t *s, int n, const struct tile_out &out)
+                      const uint8_t *s, const uint8_t *up, int n, const struct tile_out &out)
 {
     for (int k = 0; k < slices; k++) {
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
             acc[i] = 0;
-        tile_sum<F, N>(acc, r, stages, s + (F == FORM_BF16 ? 0 : k * stages), n);
+        tile_sum<F, N, TWO>(acc, r, stages, s + (F == FORM_BF16 ? 0 : k * stages),
+                            up + (TWO ? k * stages : 0), n);
         tile_join<N>(acc, r, k, slices, out);
     }
 }
 
 /* ---------------------------------------------------------------- sums of FP4 */
 
-/* acc = fmaf(d, the weight rows' scales, acc). */
-template <int H> GPU_FN void fp4_step(float (&acc)[H / 2], float (&d)[H / 2], float f0, float f1)
+/* Half `h` of acc = fmaf(d, the weight rows' scales, that half). */
+template <int H> GPU_FN void fp4_step(float (&acc)[H], int h, float (&d)[H / 2], float f0, float f1)
 {
     wgmma_hold(d);
 #pragma unroll
     for (int i = 0; i < H / 2; i++)
-        acc[i] = fmaf(d[i], i & 2 ? f1 : f0, acc[i]);
+        acc[h * H / 2 + i] = fmaf(d[i], i & 2 ? f1 : f0, acc[h * H / 2 + i]);
 }
 
-/* acc times one of the factors of its input rows, which start at xs, and `more`. */
-template <int H> GPU_FN void fp4_scale(float (&acc)[H / 2], const uint8_t *xs, float more)
+/* acc times a factor of each input row and `more`. */
+template <int H> GPU_FN void fp4_scale(float (&acc)[H], const uint8_t *xs, float more)
 {
+    xs += 8 * (group_thread() % 4);
 #pragma unroll
-    for (int c = 0; c < H / 8; c++) {
-        float2 x = *(const float2 *)(const void *)(xs + 32 * c + 8 * (group_thread() % 4));
+    for (int c = 0; c < H / 4; c++) {
+        float2 x = *(const float2 *)(const void *)(xs + 32 * c);
         acc[4 * c] *= x.x * more;
         acc[4 * c + 1] *= x.y * more;
         acc[4 * c + 2] *= x.x * more;
@@ -512,18 +525,16 @@ template <int H> GPU_FN void fp4_scale(float (&acc)[H / 2], const uint8_t *xs, f
 }
 
 /* A sum or segment of `blocks` stages, of 2*H input rows (n of them in the slots) as two halves: while one's
- * sums take a step's products, the other's products are under way.  Adding up
- * each step's products by itself is what bounds it: 256 of the 430 instructions of a stage. */
-template <int H>
-GPU_FN void tile_fp4(float (&low)[H / 2], float (&high)[H / 2], struct tile_ring &r, int blocks,
-                     int n)
+ * sums take a step's products, the other's products are under way.  Adding up each step's products by
+ * itself is what bounds it: 256 of the 430 instructions of a stage. */
+template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int blocks, int n)
 {
     float d[2][H / 2], f[2][4];
     uint32_t a[4][4];
     int row = weight_row();
 #pragma unroll
-    for (int i = 0; i < H / 2; i++)
-        low[i] = high[i] = 0;
+    for (int i = 0; i < H; i++)
+        acc[i] = 0;
     for (int b = 0; b < blocks; b++) {
         ring_wait(r);
         const uint8_t *words = tile_weights<FORM_FP4>(r) + 4 * (group_thread() % 4);
@@ -545,23 +556,19 @@ GPU_FN void tile_fp4(float (&low)[H / 2], float (&high)[H / 2], struct tile_ring
             wgmma_end();
             if (j) {
                 wgmma_wait<1>();
-                fp4_step<H>(high, d[1], f[0][j - 1], f[1][j - 1]);
-            } else if (b) {
-                fp4_scale<H>(low, xs, 1);
-                fp4_scale<H>(high, xs + 4 * H, 1);
-            }
+                fp4_step<H>(acc, 1, d[1], f[0][j - 1], f[1][j - 1]);
+            } else if (b)
+                fp4_scale<H>(acc, xs, 1);
             wgmma_begin();
             wgmma<H>::fp8(d[1], a[j], x_high + 2 * j, 0);
             wgmma_end();
             wgmma_wait<1>();
-            fp4_step<H>(low, d[0], f[0][j], f[1][j]);
+            fp4_step<H>(acc, 0, d[0], f[0][j], f[1][j]);
         }
         wgmma_wait<0>();
-        fp4_step<H>(high, d[1], f[0][3], f[1][3]);
-        if (b + 1 == blocks) {
-            fp4_scale<H>(low, xs + 4 * n, FP4_GAIN);
-            fp4_scale<H>(high, xs + 4 * (n + H), FP4_GAIN);
-        }
+        fp4_step<H>(acc, 1, d[1], f[0][3], f[1][3]);
+        if (b + 1 == blocks)
+            fp4_scale<H>(acc, xs + 4 * n, FP4_GAIN);
         ring_release(r);
     }
 }
