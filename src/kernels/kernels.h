@@ -401,9 +401,8 @@ struct kernels {
 #undef KERNELS_FIELD
     size_t (*scratch)(const struct kernel_limits *l); /* of a device's module; NULL: on the CPU */
     /* Whether the heads of a layer travel packed from q_path to attention to attn_out: bf16 in the place
-     * of the floats, rows without gaps; q in order, o in the order in which wo_a's product takes it:
-     * value 16q+4j+i of every 64 (q, j, i < 4) at 16j + 2q + i%2 + i/2*8.  Looks at the matrices and widths
-     * of the arguments alone.  NULL: never. */
+     * of the floats; q row by row in order, o in the order in which wo_a's product takes it
+     * (sm90/operand.cuh).  Looks at the matrices and widths of the arguments alone.  NULL: never. */
     bool (*heads_packed)(const struct q_path_args *q, const struct attn_out_args *out);
 };
 

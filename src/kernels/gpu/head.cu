@@ -64,7 +64,8 @@ GPU_ENTRY(head)
                                  a->norm_eps};
         struct lin_batch b = {};
         gpu_launch_early(collapse_kernel, n, COLLAPSE_THREADS, 0, s, j);
-        lin_add(&b, a->head, 1, j.h, n, a->logits + t0 * vocab, vocab, 0); /* never quantised */
+        lin_add(&b, a->head, 1, j.h, n, a->logits + t0 * vocab, vocab,
+                LIN_PLAIN); /* never quantised */
         lin_run(s, &b);
     }
     return gpu_done("head");

@@ -16,16 +16,21 @@
 #include "kernels/gpu/gpu.h"
 
 enum {
-    LIN_TILE = 8,      /* input rows of a wave, at most */
-    LIN_ROWS = 1024,   /* rows that an entry takes through its scratch at a time */
+    LIN_TILE = 8,   /* input rows of a wave, at most */
+#ifdef KERNELS_SM90 /* rows that an entry takes through its scratch at a time */
+    LIN_ROWS = 4096,
+#else
+    LIN_ROWS = 1024,
+#endif
     LIN_JOBS = 8,      /* products of one launch */
     LIN_THREADS = 256, /* of a block, at most */
     LIN_FILL = 264,    /* blocks that fill a card: two on each of 132 processors */
     LIN_BLOCK = 128    /* inputs that share a scale of the E4M3 grid */
 };
-/* LIN_WIDE: the operand is raw although the weights are codes.  LIN_PACK: rounded, and y holds bf16; for
- * products that can (LIN_PACKS). */
-enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4, LIN_PACK = 8 };
+/* LIN_WIDE: the operand is raw although the weights are codes.  LIN_PLAIN: a kernel of the caller's has laid
+ * it out row after row (lin_raw_at), not lin_prepare.  LIN_PACK: rounded, and y holds bf16; for products that
+ * can (LIN_PACKS). */
+enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4, LIN_PLAIN = 8, LIN_PACK = 16 };
 #ifdef KERNELS_SM90
 #define LIN_PACKS true
 #else
@@ -428,6 +433,12 @@ GPU_FN float lin_rms(const float *x, int n, float eps, float *part)
     return 1.0f / sqrtf(block_sum(sum, part) / (float)n + eps);
 }
 
+/* Rows of an operand in scratch: those for Hopper come in eights. */
+static inline int64_t lin_operand_rows(int64_t n_rows)
+{
+    return round_up(n_rows, 8);
+}
+
 /* The operand of `in` that w reads, in scratch; what lin_prepare then fills. */
 static inline const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *in,
                                           const struct mat *w)
@@ -435,7 +446,7 @@ static inline const uint16_t *lin_operand(struct gpu_cut *c, struct lin_input *i
     uint16_t **p = lin_coded(w->fmt) ? &in->grid : &in->raw;
     FST_ASSERT(w->n_in == in->n_in);
     if (!*p)
-        *p = gpu_take<uint16_t>(c, (int64_t)in->n_rows * in->n_in);
+        *p = gpu_take<uint16_t>(c, lin_operand_rows(in->n_rows) * in->n_in);
     return *p;
 }
 

@@ -337,8 +337,8 @@ static void attn_out_rows(const struct attn_out_args *a, struct stream *s, int64
     struct lin_batch first = {}, second = {};
     const uint16_t *raw = (const uint16_t *)(const void *)a->o + t0 * wide;
     if (!a->packed) {
-        raw = o.raw =
-            gpu_take<uint16_t>(&c, (int64_t)n * wide); /* not quantised, whatever wo_a's form */
+        raw = o.raw = gpu_take<uint16_t>(&c, lin_operand_rows(n) *
+                                                 wide); /* not quantised, whatever wo_a's form */
         lin_prepare(s, &o);
     }
     lin_add(&first, a->wo_a, a->groups, raw, n, r, ranks, LIN_ROUND | LIN_WIDE);
@@ -494,10 +494,12 @@ GPU_ENTRY(mtp_in)
 size_t lin_project_scratch(const struct kernel_limits *l)
 {
     int64_t n = FST_MIN(l->n_rows, LIN_ROWS), dim = n * l->dim;
-    int64_t ranks = n * l->groups * l->o_rank, heads = n * l->n_heads * l->head_dim;
-    size_t in = 2 * gpu_piece(FST_MAX(dim, n * l->q_rank), 2);
-    size_t out = gpu_piece(ranks, 4) + gpu_piece(heads, 2) + gpu_piece(ranks, 2);
-    size_t main = gpu_piece(dim * l->n_stages, 2);
+    int64_t ranks = n * l->groups * l->o_rank;
+    int64_t n8 = lin_operand_rows(n); /* of operands */
+    size_t in = 2 * gpu_piece(n8 * FST_MAX(l->dim, l->q_rank), 2);
+    size_t out = gpu_piece(ranks, 4) + gpu_piece(n8 * l->n_heads * l->head_dim, 2) +
+                 gpu_piece(n8 * l->groups * l->o_rank, 2);
+    size_t main = gpu_piece(n8 * l->dim * l->n_stages, 2);
     size_t mtp = gpu_piece(dim, 2) + gpu_piece(dim * KERN_HC, 2) + gpu_piece(dim, 4);
     return FST_MAX(FST_MAX(in, out), FST_MAX(main, mtp));
 }

@@ -155,9 +155,9 @@ GPU_KERNEL void grid_kernel(const __grid_constant__ struct expert_job j)
     uint2 p = *(const uint2 *)(const void *)h;
     struct gpu_quad x = {{gpu_low(p.x), gpu_high(p.x), gpu_low(p.y), gpu_high(p.y)}};
     if (v < routed_visits(j))
-        operand_codes<true>(j.h_codes, all_visits(j), j.moe_dim, v, b, x);
+        operand_codes<true>(operand_row(j.h_codes, all_visits(j), j.moe_dim, v), b, x);
     else
-        operand_codes<false>(j.h_codes, all_visits(j), j.moe_dim, v, b, x);
+        operand_codes<false>(operand_row(j.h_codes, all_visits(j), j.moe_dim, v), b, x);
 }
 
 /* ---------------------------------------------------------------- down */
@@ -240,6 +240,11 @@ GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
                 sum.v[c % 4] += z[c / 4].v[c % 4];
     }
     gpu_store4(j.y + i, sum);
+}
+
+void experts_sums(const struct expert_job &j, struct stream *s)
+{
+    sm90_launch(sum_kernel, div_up((int64_t)j.n_rows * j.dim / 4, 128), 128, 0, 1, s, j);
 }
 
 /* ---------------------------------------------------------------- from tile to tile */
@@ -369,7 +374,7 @@ GPU_FN void walk_put(const struct expert_job &j, const struct walk &w,
 
 /* Where a warpgroup is in its items. */
 struct walk_state {
-    float acc[VISITS / 2], pending[3][VISITS / 2];
+    float acc[VISITS / 2], x[VISITS / 4], pending[3][VISITS / 2];
     int item, block;
 };
 
@@ -388,17 +393,13 @@ GPU_FN bool walk_stage(struct walk_state &s, struct walk_feed<DOWN, BLOCKS> &f,
     __syncthreads();
     walk_copy<DOWN, BLOCKS>(f, j, w, tiles, shared_at(base), to);
     copies_end();
-    constexpr int together = DOWN ? 1 : 2; /* the tree takes registers */
 #pragma unroll
-    for (int b0 = 0; b0 < 2; b0 += together) {
-        float sum[together][VISITS / 2];
-        fp4_sums<VISITS, together>(sum, slot, scales, b0);
-#pragma unroll
-        for (int b = 0; b < together; b++, s.block++) {
-            fp4_add<VISITS, together>(s.acc, sum, scales, b, b0 + b);
-            if (DOWN && (s.block + 1) % segment == 0)
-                stream_segment<VISITS>(s.acc, s.pending, s.block / segment);
-        }
+    for (int b = 0; b < 2; b++) {
+        fp4_block<VISITS>(s.acc, s.x, slot, scales, b);
+        if (++s.block % (DOWN ? segment : BLOCKS) == 0)
+            fp4_values<VISITS>(s.acc, s.x);
+        if (DOWN && s.block % segment == 0)
+            stream_segment<VISITS>(s.acc, s.pending, s.block / segment - 1);
     }
     if (s.block < BLOCKS)
         return true;
@@ -406,6 +407,7 @@ GPU_FN bool walk_stage(struct walk_state &s, struct walk_feed<DOWN, BLOCKS> &f,
 #pragma unroll
     for (int i = 0; i < VISITS / 2; i++)
         s.acc[i] = 0;
+    s.x[0] = s.x[1] = 1; /* another tile has other columns */
     s.block = 0;
     return w.item[s.item & 3] < w.all;
 }
@@ -423,6 +425,7 @@ GPU_FN void walk_routed(const struct expert_job &j, const struct walk &w, uint8_
     uint8_t *base = shared + (-shared_at(shared) & 1023);
     struct walk_feed<DOWN, BLOCKS> f;
     struct walk_state s = {};
+    s.x[0] = s.x[1] = 1;
     walk_ask(j, w, tiles, 0);
     copies_end();
     copies_wait<0>();
@@ -538,29 +541,34 @@ template <int N, int S> static void run(struct expert_job j, struct stream *s)
         walk<S, true>(j, s);
     else
         tiles<N, S, true>(j, s);
-    sm90_launch(sum_kernel, div_up((int64_t)j.n_rows * j.dim / 4, 128), 128, 0, 1, s, j);
+    experts_sums(j, s);
+}
+
+/* Scratch of j for few rows. */
+static void cut(struct gpu_cut *c, struct expert_job *j)
+{
+    int64_t visits = all_visits(*j), moe = j->moe_dim, all = (int64_t)j->n_rows * j->dim;
+    j->in.grid = gpu_take<uint16_t>(c, all);
+    j->x_fp4 = (uint8_t *)gpu_take<uint16_t>(c, all);
+    j->tile = gpu_take<struct visit_tile>(c, visits);
+    j->n_tiles = gpu_take<int32_t>(c, 3);
+    j->next = j->n_tiles + 1;
+    j->list = gpu_take<int32_t>(c, visits);
+    j->h = gpu_take<uint16_t>(c, visits * moe);
+    j->h_codes = (uint8_t *)gpu_take<uint16_t>(c, visits * moe);
+    j->z = gpu_take<float>(c, visits * j->dim);
 }
 
 static void experts_rows(const struct experts_args *a, struct stream *s, int64_t t0, int n)
 {
     struct gpu_cut c = gpu_scratch(s);
-    int64_t visits = (int64_t)n * (a->k + 1), dim = a->dim, moe = a->moe_dim;
     struct expert_job j = {};
     j.shared = *a->shared;
     j.experts = a->experts;
-    j.in.x = a->x + t0 * dim;
-    j.in.grid = gpu_take<uint16_t>(&c, n * dim);
-    j.x_fp4 = (uint8_t *)gpu_take<uint16_t>(&c, n * dim);
+    j.in.x = a->x + t0 * a->dim;
     j.expert = a->expert + t0 * a->k;
     j.weight = a->weight + t0 * a->k;
-    j.tile = gpu_take<struct visit_tile>(&c, visits);
-    j.n_tiles = gpu_take<int32_t>(&c, 3);
-    j.next = j.n_tiles + 1;
-    j.list = gpu_take<int32_t>(&c, visits);
-    j.h = gpu_take<uint16_t>(&c, visits * moe);
-    j.h_codes = (uint8_t *)gpu_take<uint16_t>(&c, visits * moe);
-    j.z = gpu_take<float>(&c, visits * dim);
-    j.y = a->y + t0 * dim;
+    j.y = a->y + t0 * a->dim;
     j.n_rows = n;
     j.k = a->k;
     j.dim = a->dim;
@@ -568,14 +576,17 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
     j.n_experts = a->n_experts;
     j.limit = a->limit;
     j.processors = s->device->multiprocessors;
+    if (n >= EXPERTS_MANY) {
+        experts_many(j, s);
+        return;
+    }
+    cut(&c, &j);
     if (n <= 8)
         run<8, 8>(j, s);
     else if (n <= 32)
         run<8, 32>(j, s);
-    else if (n <= 256)
-        run<8, 64>(j, s);
     else
-        run<32, 64>(j, s);
+        run<8, 64>(j, s);
 }
 
 GPU_ENTRY(experts)
@@ -595,8 +606,16 @@ bool sm90_experts(const struct experts_args *a)
 
 size_t lin_experts_scratch(const struct kernel_limits *l)
 {
-    int64_t n = FST_MIN(l->n_rows, EXPERT_ROWS), visits = n * (l->k + 1);
-    return 2 * gpu_piece(n * l->dim, 2) + gpu_piece(visits, sizeof(struct visit_tile)) +
-           gpu_piece(3, 4) + gpu_piece(visits, 4) + 2 * gpu_piece(visits * l->moe_dim, 2) +
-           gpu_piece(visits * l->dim, 4);
+    int n = FST_MIN(l->n_rows, EXPERT_ROWS);
+    struct gpu_cut c = {NULL, SIZE_MAX};
+    struct expert_job j = {};
+    j.k = l->k;
+    j.dim = l->dim;
+    j.moe_dim = l->moe_dim;
+    j.n_experts = l->n_experts;
+    j.n_rows = FST_MIN(n, EXPERTS_MANY - 1);
+    cut(&c, &j);
+    size_t few = SIZE_MAX - c.left;
+    j.n_rows = n;
+    return n < EXPERTS_MANY ? few : FST_MAX(few, experts_many_scratch(j));
 }

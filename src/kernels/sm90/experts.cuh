@@ -5,7 +5,8 @@
 #include "kernels/sm90/linear.cuh"
 
 enum {
-    EXPERT_ROWS = 1024, /* rows at a time: bounds the scratch for the visits' outputs */
+    EXPERT_ROWS = 4096, /* rows at a time: bounds the scratch for the visits' outputs */
+    EXPERTS_MANY = 257, /* rows from which experts.cu leaves them to many.cu */
     EXPERTS_MAX = 512,
     VISITS = 8,             /* of a tile of a warpgroup that goes from tile to tile */
     GATES = STREAM_ROWS / 2 /* hidden values of a block: their gate and up rows are its tile */
@@ -15,8 +16,15 @@ enum {
  * here, with their rows. */
 struct alignas(16) visit_tile {
     const uint8_t *w[3], *s[3]; /* w1, w3, w2 and their scales; routed ones */
-    int32_t expert, first, n, none;
+    int32_t expert, first, n;
+    int32_t place; /* many.cu: its first row in an operand */
     int32_t visit[VISITS], row[VISITS];
+};
+
+/* many.cu: where a routed visit's operand lies: row `row` of a tile that begins with row `first`. */
+struct visit_place {
+    int32_t first;
+    int16_t row, n8;
 };
 
 struct expert_job {
@@ -33,6 +41,10 @@ struct expert_job {
     uint8_t *h_codes; /* operand of w2 */
     float *z;         /* (visits, dim) */
     float *y;
+    /* many.cu; places: rows of the routed visits' operands */
+    struct visit_place *place;
+    uint8_t *h_shared;
+    int64_t places;
     int n_rows, k, dim, moe_dim, n_experts, per_tile, per_shared;
     int processors, shared_blocks;
     float limit;
@@ -62,7 +74,21 @@ GPU_BOTH int64_t routed_tiles(const struct expert_job &j)
     return v < spread ? v : spread;
 }
 
+/* Most rows of their operands, in tiles of j.per_tile visits, each filled up to a multiple of 8. */
+GPU_BOTH int64_t routed_places(const struct expert_job &j)
+{
+    return (routed_visits(j) + 7 * routed_tiles(j) + 7) / 8 * 8;
+}
+
 /* j.tile, j.list and j.n_tiles from the visits; x as operand (lists.cu). */
 void experts_lists(const struct expert_job &j, struct stream *s);
+/* The same without operands, and j.place. */
+void experts_places(const struct expert_job &j, struct stream *s);
+/* EXPERTS_MANY rows and more: all of it (many.cu), of a job with its matrices, inputs, output and sizes;
+ * bytes of scratch, by the sizes alone. */
+void experts_many(struct expert_job j, struct stream *s);
+size_t experts_many_scratch(const struct expert_job &j);
+/* j.y from j.z (experts.cu). */
+void experts_sums(const struct expert_job &j, struct stream *s);
 
 #endif

@@ -24,9 +24,9 @@ GPU_KERNEL void prepare_kernel(struct lin_input in)
     int64_t from = in.pick ? in.pick[row] : row;
     struct gpu_quad v = gpu_load4(in.x + from * in.ldx + b * LIN_BLOCK + 4 * gpu_lane());
     if (in.raw)
-        operand_bf16(in.raw + (int64_t)row * in.n_in, b, v);
+        operand_bf16(operand_at((uint8_t *)in.raw, in.n_rows, 2 * (int64_t)in.n_in, row), b, v);
     if (in.grid)
-        operand_codes<false>((uint8_t *)in.grid, in.n_rows, in.n_in, row, b, v);
+        operand_codes<false>(operand_at((uint8_t *)in.grid, in.n_rows, in.n_in, row), b, v);
 }
 
 void lin_prepare(struct stream *s, const struct lin_input *in)
@@ -44,20 +44,6 @@ void lin_add(struct lin_batch *b, const struct mat *w, int groups, const uint16_
     FST_ASSERT(b->n < LIN_JOBS);
     struct lin_job j = {*w, x, y, ldy, groups * w->n_in, n_rows, w->n_out / groups, 0, flags};
     b->job[b->n++] = j;
-}
-
-/* Slices of K, by the matrix alone: tiles of about 64 KB where there are too few to fill a card. */
-GPU_BOTH int slices(const struct lin_job &j)
-{
-    int64_t line = (int64_t)j.w.n_in * (j.w.fmt == WEIGHT_BF16 ? 2 : 1);
-    int tiles = (j.w.n_out + STREAM_ROWS - 1) / STREAM_ROWS;
-    if (j.flags & LIN_SEGMENTS)
-        return KERN_SEGMENTS;
-    int n = 1;
-    while (n < 8 && tiles < 264 && line * STREAM_ROWS / n > 64 << 10 &&
-           j.w.n_in % (2 * n * 128) == 0)
-        n *= 2;
-    return n;
 }
 
 /* Slices side by side in a block, as many as there are up to four; the others are blocks of its
@@ -110,16 +96,6 @@ GPU_FN struct stream_tile lin_tile(const struct lin_job &j, const struct lin_par
     t.n = min(N, j.n_rows - p.row);
     t.values = values;
     return t;
-}
-
-GPU_FN void lin_store(const struct lin_job &j, int row, int o, float v)
-{
-    if (row >= j.n_rows || o >= j.w.n_out)
-        return;
-    if (j.flags & LIN_PACK)
-        ((uint16_t *)(void *)j.y)[row * j.ldy + o] = gpu_bf16_bits(v);
-    else
-        j.y[row * j.ldy + o] = j.flags & LIN_ROUND ? gpu_bf16(v) : v;
 }
 
 /* One slice alone: straight from the registers. */
@@ -246,9 +222,14 @@ template <int N> static void run(struct stream *s, struct lin_batch *b)
 void lin_run(struct stream *s, struct lin_batch *b)
 {
     int rows = 0;
-    for (int i = 0; i < b->n; i++)
+    bool tiles = true;
+    for (int i = 0; i < b->n; i++) {
         rows = FST_MAX(rows, b->job[i].n_rows);
-    if (rows <= 8)
+        tiles = tiles && b->job[i].n_rows >= MANY && !(b->job[i].flags & LIN_PLAIN);
+    }
+    if (tiles)
+        sm90_run_tiles(s, b);
+    else if (rows <= 8)
         run<8>(s, b);
     else if (rows <= 16)
         run<16>(s, b);

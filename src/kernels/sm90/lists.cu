@@ -5,6 +5,7 @@ enum { LIST_THREADS = 1024, FEW_VISITS = 64 };
 
 struct visit_lists {
     int count[EXPERTS_MAX], start[EXPERTS_MAX];
+    int first[EXPERTS_MAX], place[EXPERTS_MAX]; /* many rows: of the list, of the operand */
     uint32_t wave[LIST_THREADS / 32];
 };
 
@@ -58,6 +59,56 @@ GPU_FN void list_many(const struct expert_job &j, struct visit_lists &l)
             x->visit[i % VISITS] = v;
             x->row[i % VISITS] = v / j.k;
         }
+    }
+}
+
+/* Many rows: an expert's n visits as `tiles` tiles, all but the last one of so many. */
+GPU_FN int tile_share(int n, int tiles)
+{
+    return (n + tiles - 1) / tiles;
+}
+GPU_FN int eights(int n)
+{
+    return (n + 7) / 8 * 8;
+}
+
+/* list_many with tiles cut evenly, so that 130 visits do not take 256 visits' time, and the visits' places
+ * in operands: the tiles' rows one after the other, each filled up to eights. */
+GPU_FN void list_places(const struct expert_job &j, struct visit_lists &l)
+{
+    int t = (int)threadIdx.x, routed = routed_visits(j);
+    if (t < EXPERTS_MAX)
+        l.count[t] = 0;
+    __syncthreads();
+    for (int v = t; v < routed; v += LIST_THREADS)
+        atomicAdd(&l.count[j.expert[v]], 1);
+    __syncthreads();
+    int n = t < j.n_experts ? l.count[t] : 0, tiles = (n + j.per_tile - 1) / j.per_tile;
+    int share = tiles ? tile_share(n, tiles) : 0;
+    int rows = tiles ? (tiles - 1) * eights(share) + eights(n - (tiles - 1) * share) : 0;
+    uint32_t sum;
+    int start = (int)block_sum_before((uint32_t)n, l.wave, &sum);
+    int place = (int)block_sum_before((uint32_t)rows, l.wave, &sum);
+    int first = (int)block_sum_before((uint32_t)tiles, l.wave, &sum);
+    if (t < j.n_experts) {
+        l.start[t] = l.first[t] = start;
+        l.place[t] = place;
+    }
+    for (int i = 0; i < tiles; i++) {
+        struct visit_tile *x = j.tile + first + i;
+        name_tile(j, x, t, start + i * share, min(share, n - i * share));
+        x->place = place + i * eights(share);
+    }
+    if (t == 0)
+        *j.n_tiles = (int)sum;
+    __syncthreads();
+    for (int v = t; v < routed; v += LIST_THREADS) {
+        int e = j.expert[v], at = atomicAdd(&l.start[e], 1), in = at - l.first[e];
+        int mine = tile_share(l.count[e], (l.count[e] + j.per_tile - 1) / j.per_tile);
+        int tile = in / mine, left = l.count[e] - tile * mine;
+        j.list[at] = v;
+        j.place[v] = {l.place[e] + tile * eights(mine), (int16_t)(in % mine),
+                      (int16_t)eights(min(mine, left))};
     }
 }
 
@@ -155,8 +206,8 @@ GPU_FN void operand_of_x(const struct expert_job &j)
     if (row >= j.n_rows)
         return;
     struct gpu_quad v = gpu_load4(j.in.x + (int64_t)row * j.dim + b * LIN_BLOCK + 4 * gpu_lane());
-    operand_codes<false>((uint8_t *)j.in.grid, j.n_rows, j.dim, row, b, v);
-    operand_codes<true>(j.x_fp4, j.n_rows, j.dim, row, b, v);
+    operand_codes<false>(operand_row((uint8_t *)j.in.grid, j.n_rows, j.dim, row), b, v);
+    operand_codes<true>(operand_row(j.x_fp4, j.n_rows, j.dim, row), b, v);
 }
 
 GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)
@@ -172,6 +223,16 @@ GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)
         return;
     }
     list_many(j, l);
+}
+
+GPU_KERNEL void __launch_bounds__(LIST_THREADS, 1)
+    list_places_kernel(const __grid_constant__ struct expert_job j)
+{
+    GPU_SHARED struct visit_lists l;
+    gpu_let_next();
+    expect_experts(j);
+    gpu_wait_before();
+    list_places(j, l);
 }
 
 GPU_KERNEL void list_few_kernel(const __grid_constant__ struct expert_job j)
@@ -197,4 +258,9 @@ void experts_lists(const struct expert_job &j, struct stream *s)
     else
         sm90_launch(list_many_kernel, 1 + div_up(waves, LIST_THREADS / 32), LIST_THREADS, 0, 1, s,
                     j);
+}
+
+void experts_places(const struct expert_job &j, struct stream *s)
+{
+    sm90_launch(list_places_kernel, 1, LIST_THREADS, 0, 1, s, j);
 }

@@ -12,8 +12,10 @@
  *   bf16      within  64 values, 16q + 4j + i goes to step j, byte 4q + 2i (i < 2) or 16 + 4q + 2i - 4
  * q is the thread's place in its quad (wgmma.cuh).
  *
- * Order of a sum, by the matrix alone: 32 values (FP4), 128 (FP8) or all (BF16) in the matrix unit; those
- * of FP4, each times its scale, ascending to a sum of 128; sums of 128, scaled, ascending in fp32.
+ * Order of a sum, by the matrix alone: 32 values (FP4), 128 (FP8) or all (BF16) in the matrix unit; sums
+ * of 128, scaled, ascending in fp32.  Those of FP4 are one chain of fmaf over all of K or a segment: each
+ * 32 times its weight row's scale, in units of the inputs' scale, to whose next value the sum is moved
+ * (an exact power of two) when a block of 128 begins; the last unit and the codes' gain at the end.
  *
  * An E2M1 code moved into E4M3 is 2^-6 of its value, zero and subnormal too, in five integer
  * instructions for eight codes; a table with the scale folded in took nine, and their unit, not the
@@ -309,85 +311,86 @@ template <int N> GPU_FN uint32_t input_line(const uint8_t *slot, int block)
     return shared_at(slot) + (uint32_t)(stream_ring<N>::weights + block * N * STREAM_LINE);
 }
 
-/* This thread's sums of BLOCKS blocks of an FP4 stage from block `first`, without the inputs' scales:
- * a step is 32 values with one scale per weight row.  As many steps at once as there are registers for. */
-template <int N, int BLOCKS>
-GPU_FN void fp4_sums(float (&sum)[BLOCKS][N / 2], const uint8_t *slot, const uint8_t *scales,
-                     int first)
+/* acc goes from units of the scales x to those of the inputs of block b (xs: of the stage), which x then
+ * holds.  Powers of two: the factor is a difference of exponents. */
+template <int N>
+GPU_FN void fp4_units(float (&acc)[N / 2], float (&x)[N / 4], const uint8_t *xs, int b)
 {
-    constexpr int steps = 4 * BLOCKS, at_once = N <= 16 ? 4 : N <= 32 ? 2 : 1;
-    constexpr int under_way = N <= 8 ? BLOCKS : 1; /* series of steps */
+#pragma unroll
+    for (int c = 0; c < N / 8; c++) {
+        const uint8_t *at = xs + 4 * b * N + 32 * c + 8 * (group_thread() % 4);
+        float2 now = *(const float2 *)(const void *)at;
+        float f0 = gpu_float(0x3f800000u + gpu_bits(x[2 * c]) - gpu_bits(now.x));
+        float f1 = gpu_float(0x3f800000u + gpu_bits(x[2 * c + 1]) - gpu_bits(now.y));
+        acc[4 * c] *= f0;
+        acc[4 * c + 1] *= f1;
+        acc[4 * c + 2] *= f0;
+        acc[4 * c + 3] *= f1;
+        x[2 * c] = now.x;
+        x[2 * c + 1] = now.y;
+    }
+}
+
+/* The sum or segment is over: from those units to values. */
+template <int N> GPU_FN void fp4_values(float (&acc)[N / 2], const float (&x)[N / 4])
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        acc[i] = acc[i] * x[i / 4 * 2 + i % 2] * FP4_GAIN;
+}
+
+/* acc += this thread's products of block `block` of an FP4 stage: a step is 32 values with one scale per
+ * weight row.  As many steps at once as there are registers for. */
+template <int N>
+GPU_FN void fp4_block(float (&acc)[N / 2], float (&x)[N / 4], const uint8_t *slot,
+                      const uint8_t *scales, int block)
+{
+    constexpr int steps = 4, at_once = N <= 16 ? 4 : N <= 32 ? 2 : 1;
     int row = weight_row();
     const uint8_t *words = slot + 4 * (group_thread() % 4);
-    float f[2][BLOCKS][4], d[under_way][at_once][N / 2];
-    uint32_t a[under_way][at_once][4];
+    float f[2][4];
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++)
+    for (int half = 0; half < 2; half++)
+        scales_of(f[half],
+                  *(const uint32_t *)(const void *)(scales + 8 * (row + 8 * half) + 4 * block));
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            scales_of(f[half][b], *(const uint32_t *)(const void *)(scales + 8 * (row + 8 * half) +
-                                                                    4 * (first + b)));
+    for (int j0 = 0; j0 < steps; j0 += at_once) {
+        uint32_t a[at_once][4];
+        float d[at_once][N / 2];
 #pragma unroll
-    for (int j0 = 0; j0 < steps; j0 += at_once * under_way) {
+        for (int j = 0; j < at_once; j++)
 #pragma unroll
-        for (int u = 0; u < under_way; u++) {
-#pragma unroll
-            for (int j = 0; j < at_once; j++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    int piece = 4 * first + j0 + u * at_once + j;
-                    const uint8_t *w = words + weight_piece(row, piece) + half * 8 * STREAM_LINE;
-                    fp4_to_fp8(&a[u][j][half], &a[u][j][2 + half],
-                               *(const uint32_t *)(const void *)w);
-                }
-            wgmma_begin();
-#pragma unroll
-            for (int j = 0; j < at_once; j++) {
-                int step = j0 + u * at_once + j;
-                wgmma<N>::fp8(d[u][j], a[u][j],
-                              wgmma_rows(input_line<N>(slot, first + step / 4)) + 2 * (step % 4),
-                              0);
+            for (int half = 0; half < 2; half++) {
+                const uint8_t *w =
+                    words + weight_piece(row, 4 * block + j0 + j) + half * 8 * STREAM_LINE;
+                fp4_to_fp8(&a[j][half], &a[j][2 + half], *(const uint32_t *)(const void *)w);
             }
-            wgmma_end();
-        }
+        wgmma_begin();
 #pragma unroll
-        for (int u = 0; u < under_way; u++) {
-            if (u + 1 < under_way)
-                wgmma_wait<under_way - 1>();
-            else
-                wgmma_wait<0>();
+        for (int j = 0; j < at_once; j++)
+            wgmma<N>::fp8(d[j], a[j], wgmma_rows(input_line<N>(slot, block)) + 2 * (j0 + j), 0);
+        wgmma_end();
+        if (j0 == 0)
+            fp4_units<N>(acc, x, scales + stream_ring<N>::w_scales, block);
+        wgmma_wait<0>();
 #pragma unroll
-            for (int j = 0; j < at_once; j++) {
-                int b = (j0 + u * at_once + j) / 4, step = (j0 + u * at_once + j) % 4;
-                wgmma_hold(d[u][j]);
+        for (int j = 0; j < at_once; j++) {
+            wgmma_hold(d[j]);
 #pragma unroll
-                for (int i = 0; i < N / 2; i++)
-                    sum[b][i] = step ? fmaf(d[u][j][i], f[i / 2 % 2][b][step], sum[b][i])
-                                     : d[u][j][i] * f[i / 2 % 2][b][0];
-            }
+            for (int i = 0; i < N / 2; i++)
+                acc[i] = fmaf(d[j][i], f[i / 2 % 2][j0 + j], acc[i]);
         }
     }
 }
 
-/* acc += those sums of block b, which is `at` of the stage. */
-template <int N, int BLOCKS>
-GPU_FN void fp4_add(float (&acc)[N / 2], const float (&sum)[BLOCKS][N / 2], const uint8_t *scales,
-                    int b, int at)
-{
-    const float gain[2] = {FP4_GAIN, FP4_GAIN};
-    stream_add<N>(acc, sum[b], gain, scales + stream_ring<N>::w_scales + 4 * at * N);
-}
-
 template <int F, int N>
-GPU_FN void stream_block(float (&acc)[N / 2], const uint8_t *slot, const uint8_t *scales,
-                         const float (&f)[2], int block)
+GPU_FN void stream_block(float (&acc)[N / 2], float (&x)[N / 4], const uint8_t *slot,
+                         const uint8_t *scales, const float (&f)[2], int block)
 {
     uint32_t a[4][4], b[4][4];
     float d[N / 2];
     if (F == FORM_FP4) {
-        float sum[1][N / 2];
-        fp4_sums<N, 1>(sum, slot, scales, block);
-        fp4_add<N, 1>(acc, sum, scales, 0, block);
+        fp4_block<N>(acc, x, slot, scales, block);
         return;
     }
     if (F == FORM_WIDE) {
@@ -452,7 +455,7 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
     int stages = (t.values + form_of<F>::values - 1) / form_of<F>::values;
     int segment = SEGMENTS ? t.values / SEGMENTS / 128 : 0, in_segment = 0, done = 0;
     int lines_left = stages * lines;
-    float pending[3][N / 2], f[2] = {1, 1};
+    float pending[3][N / 2], x[N / 4], f[2] = {1, 1};
     struct stream_feed<F, N> feed;
     if (F == FORM_FP4)
         lines_left = t.values / 128;
@@ -472,6 +475,9 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         acc[i] = 0;
+#pragma unroll
+    for (int i = 0; i < N / 4; i++)
+        x[i] = 1;
     int at = 0, fill = slots - 1;
     for (int i = 0; i < stages; i++) {
         const uint8_t *slot = base + at * stream_ring<N>::slot;
@@ -492,8 +498,10 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
         for (int b = 0; b < form_of<F>::blocks; b++) {
             if (F == FORM_FP4 && 2 * i + b >= lines_left)
                 break;
-            stream_block<F, N>(acc, slot, scales, f, b);
+            stream_block<F, N>(acc, x, slot, scales, f, b);
             if (SEGMENTS && ++in_segment == segment) {
+                if (F == FORM_FP4)
+                    fp4_values<N>(acc, x);
                 stream_segment<N>(acc, pending, done++);
                 in_segment = 0;
             }
@@ -504,6 +512,8 @@ GPU_FN void stream_sum(float (&acc)[N / 2], const struct stream_tile &t, uint8_t
 #pragma unroll
     for (int k = 0; k < N / 2 && SEGMENTS == 4; k++)
         acc[k] = pending[2][k];
+    if (F == FORM_FP4 && !SEGMENTS)
+        fp4_values<N>(acc, x);
     copies_wait<0>();
     group_sync();
 }

@@ -43,7 +43,12 @@ static enum fst_status pick_attn_out(const struct attn_out_args *a, struct strea
 /* All three blocks take them so, or none. */
 static bool heads_packed(const struct q_path_args *q, const struct attn_out_args *out)
 {
-    return attention_sm90_fits(q->head_dim) && our_q_path(q) && our_attn_out(out);
+    static_assert(PACK_ROWS == LIN_ROWS, "attn_out's rows");
+    struct lin_job wq_b = {};
+    if (gpu_there(q->wq_b))
+        wq_b.w = *q->wq_b; /* tiles.cu keeps sums of slices where the output goes */
+    return attention_sm90_fits(q->head_dim) && our_q_path(q) && our_attn_out(out) &&
+           slices(wq_b) == 1;
 }
 
 static enum fst_status pick_main_proj(const struct main_proj_args *a, struct stream *s)

@@ -31,10 +31,16 @@ template <int N> struct wgmma;
 #define WGMMA_D16(d, i) WGMMA_D8(d, i), WGMMA_D8(d, i + 8)
 #define WGMMA_D32(d, i) WGMMA_D16(d, i), WGMMA_D16(d, i + 16)
 #define WGMMA_D64(d, i) WGMMA_D32(d, i), WGMMA_D32(d, i + 32)
+#define WGMMA_D24(d, i) WGMMA_D16(d, i), WGMMA_D8(d, i + 16)
+#define WGMMA_D28(d, i) WGMMA_D24(d, i), WGMMA_D4(d, i + 24)
+#define WGMMA_D48(d, i) WGMMA_D32(d, i), WGMMA_D16(d, i + 32)
 #define WGMMA_4         "%0,%1,%2,%3"
 #define WGMMA_8         WGMMA_4 ",%4,%5,%6,%7"
 #define WGMMA_16        WGMMA_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define WGMMA_32        WGMMA_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WGMMA_24        WGMMA_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define WGMMA_28        WGMMA_24 ",%24,%25,%26,%27"
+#define WGMMA_48        WGMMA_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WGMMA_64                                                                                   \
     WGMMA_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                    \
              ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -67,7 +73,11 @@ template <int N> struct wgmma;
 WGMMA(8, WGMMA_4, WGMMA_D4(d, 0), 4, 5, 6, 7, 8, 9);
 WGMMA(16, WGMMA_8, WGMMA_D8(d, 0), 8, 9, 10, 11, 12, 13);
 WGMMA(32, WGMMA_16, WGMMA_D16(d, 0), 16, 17, 18, 19, 20, 21);
+WGMMA(48, WGMMA_24, WGMMA_D24(d, 0), 24, 25, 26, 27, 28, 29);
+WGMMA(56, WGMMA_28, WGMMA_D28(d, 0), 28, 29, 30, 31, 32, 33);
 WGMMA(64, WGMMA_32, WGMMA_D32(d, 0), 32, 33, 34, 35, 36, 37);
+WGMMA(96, WGMMA_48, WGMMA_D48(d, 0), 48, 49, 50, 51, 52, 53);
+WGMMA(128, WGMMA_64, WGMMA_D64(d, 0), 64, 65, 66, 67, 68, 69);
 
 /* Before the first product of a series whose registers were written since; after the last; wait. */
 GPU_FN void wgmma_begin(void)
@@ -142,6 +152,19 @@ GPU_FN float cluster_load(uint32_t at, int rank)
     float v;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(at), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(v) : "r"(there) : "memory");
+    return v;
+}
+
+/* Four floats there, at a multiple of 16. */
+GPU_FN float4 cluster_load4(uint32_t at, int rank)
+{
+    uint32_t there;
+    float4 v;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(at), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(there)
+                 : "memory");
     return v;
 }
 

@@ -1,0 +1,580 @@
+/* tiles.cuh - many input rows: a block multiplies 128 weight rows by up to 128 input rows.
+ *
+ * One warpgroup of a block copies, two multiply 64 weight rows each by the same inputs; they meet at
+ * barriers in shared memory, a full and an empty one for each slot of a ring.  A stage is 128 values of K
+ * (64 in BF16).  Weights come as the checkpoint stores them, 16 bytes a thread and copy, and go through
+ * registers; inputs come as one bulk copy, for which their operand lies in tiles (linear.cuh): a stage's
+ * rows side by side, as the matrix unit wants them.  So no copy of a thread is read by the matrix unit,
+ * and none needs a fence between the two kinds of memory accesses.
+ *
+ * Two blocks of a cluster that multiply other weights by the same inputs copy half of them each, to
+ * both: 128 by 128 FP8 values are 32 KB in 512 clocks, more than the second-level cache gives.
+ *
+ * Products, their order and the order of the sums after them are those of stream.cuh, so a row has
+ * the bits that the kernels for few rows give it.  Here a block may go through several slices of K, one
+ * after the other; what waits in the tree of their sums lies in shared memory, or the last of it
+ * where the output goes. */
+#ifndef FST_KERNELS_SM90_TILES_CUH
+#define FST_KERNELS_SM90_TILES_CUH
+
+#include "kernels/sm90/linear.cuh"
+
+enum {
+    TILE_ROWS = 128,    /* weight rows of a block */
+    TILE_THREADS = 384, /* two warpgroups that multiply, one that copies */
+    TILE_WORKERS = 256,
+    TILE_COPIES = 56, /* registers of a thread that copies, */
+    TILE_WORKS = 224  /* that multiplies: 65,536 in all */
+};
+
+/* Values of K in a stage; bytes of a weight row; lines of 128 bytes and floats of an input row. */
+template <int F> struct tile_form {
+    static constexpr int values = F == FORM_BF16 ? 64 : 128;
+    static constexpr int line = F == FORM_FP4 ? 64 : 128;
+    static constexpr int lines = F == FORM_WIDE ? 2 : 1;
+    static constexpr int scales = F == FORM_FP4 ? 2 : F == FORM_FP8 ? 1 : 0;
+    static constexpr int own = F == FORM_FP4 ? TILE_ROWS * 4 : 0; /* bytes of the weights' scales */
+};
+
+/* ---------------------------------------------------------------- barriers */
+
+GPU_FN void barrier_start(uint32_t bar, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(bar), "r"(arrivals) : "memory");
+}
+/* Between that, by one thread, and a barrier of the cluster. */
+GPU_FN void barriers_started(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+}
+GPU_FN void barrier_wait(uint32_t bar, uint32_t phase)
+{
+    asm volatile("{\n.reg .pred p;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n}\n" ::"r"(bar),
+                 "r"(phase)
+                 : "memory");
+}
+GPU_FN void barrier_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
+}
+/* At this block's place in block `rank` of the cluster. */
+GPU_FN void barrier_arrive_at(uint32_t bar, int rank)
+{
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar),
+                 "r"(rank)
+                 : "memory");
+}
+/* Arrives, and `bytes` more are to come. */
+GPU_FN void barrier_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+/* Arrives when this thread's copies so far have. */
+GPU_FN void barrier_copies(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(bar) : "memory");
+}
+/* Bytes in a row, a multiple of 16; to the same place of the first `blocks` (1 or 2) of the cluster,
+ * whose barriers at that place count them. */
+GPU_FN void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t bar, int blocks)
+{
+    if (blocks == 1)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1], %2, [%3];\n" ::"r"(to),
+                     "l"(from), "r"(bytes), "r"(bar)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                     ".multicast::cluster [%0], [%1], %2, [%3], %4;\n" ::"r"(to),
+                     "l"(from), "r"(bytes), "r"(bar), "h"((uint16_t)3)
+                     : "memory");
+}
+template <int N> GPU_FN void registers_fewer(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(N));
+}
+template <int N> GPU_FN void registers_more(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(N));
+}
+/* The threads that multiply, among themselves. */
+GPU_FN void workers_sync(void)
+{
+    asm volatile("bar.sync 1, 256;\n" ::: "memory");
+}
+GPU_FN int cluster_rank(void)
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    return (int)rank;
+}
+
+/* ---------------------------------------------------------------- the ring */
+
+/* How a block's shared memory is divided: slots, their scales, barriers, levels of the tree. */
+struct tile_space {
+    int slots, slot, scales; /* number; bytes of weights and inputs, of scales, of each */
+    int levels, level;       /* number, bytes */
+};
+enum { TILE_SHARED = 227 << 10, TILE_SLOTS = 8 };
+
+template <int F, int N> GPU_BOTH constexpr int tile_slot(void)
+{
+    return TILE_ROWS * tile_form<F>::line + tile_form<F>::lines * N * STREAM_LINE;
+}
+template <int F, int N> GPU_BOTH constexpr int tile_scales(void)
+{
+    return tile_form<F>::own + tile_form<F>::scales * N * 4;
+}
+GPU_BOTH int tile_barriers_at(const struct tile_space &s)
+{
+    return s.slots * (s.slot + s.scales);
+}
+GPU_BOTH int tile_levels_at(const struct tile_space &s)
+{
+    return tile_barriers_at(s) + 16 * TILE_SLOTS;
+}
+static inline size_t tile_bytes(const struct tile_space *s)
+{
+    return 1024 + (size_t)tile_levels_at(*s) + (size_t)(s->levels * s->level);
+}
+/* As many slots as there is room for. */
+static inline struct tile_space tile_space_of(int n, int slot, int scales, int levels)
+{
+    struct tile_space s = {TILE_SLOTS, slot, scales, levels, TILE_ROWS * n * 4};
+    while (s.slots > 2 && tile_bytes(&s) > TILE_SHARED)
+        s.slots--;
+    FST_ASSERT(tile_bytes(&s) <= TILE_SHARED);
+    return s;
+}
+
+/* One side's place in the ring. */
+struct tile_ring {
+    uint8_t *base;
+    struct tile_space space;
+    int at, cast; /* cast: blocks that share their inputs */
+    uint32_t phase;
+};
+
+GPU_FN struct tile_ring ring_of(uint8_t *shared, const struct tile_space &space, int cast)
+{
+    struct tile_ring r = {shared + (-shared_at(shared) & 1023), space, 0, cast, 0};
+    return r;
+}
+GPU_FN uint8_t *ring_slot(const struct tile_ring &r)
+{
+    return r.base + r.at * r.space.slot;
+}
+GPU_FN uint8_t *ring_scales(const struct tile_ring &r)
+{
+    return r.base + r.space.slots * r.space.slot + r.at * r.space.scales;
+}
+GPU_FN uint32_t ring_full(const struct tile_ring &r)
+{
+    return shared_at(r.base) + (uint32_t)(tile_barriers_at(r.space) + 8 * r.at);
+}
+GPU_FN uint32_t ring_empty(const struct tile_ring &r)
+{
+    return ring_full(r) + 8 * TILE_SLOTS;
+}
+GPU_FN void ring_next(struct tile_ring &r)
+{
+    if (++r.at == r.space.slots) {
+        r.at = 0;
+        r.phase ^= 1;
+    }
+}
+/* By all threads of the cluster, before anything else. */
+GPU_FN void ring_start(const struct tile_ring &r)
+{
+    uint32_t bars = ring_full(r);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < r.space.slots; i++) {
+            barrier_start(bars + (uint32_t)(8 * i), STREAM_THREADS + 1);
+            barrier_start(bars + (uint32_t)(8 * (TILE_SLOTS + i)), r.cast * TILE_WORKERS / 32);
+        }
+        barriers_started();
+    }
+    __syncwarp();
+    cluster_sync();
+}
+GPU_FN void ring_wait(const struct tile_ring &r)
+{
+    barrier_wait(ring_full(r), r.phase);
+}
+/* A warp is done with the slot. */
+GPU_FN void ring_release(struct tile_ring &r)
+{
+    __syncwarp();
+    if (r.cast == 1 && gpu_lane() == 0)
+        barrier_arrive(ring_empty(r));
+    else if (r.cast > 1 && gpu_lane() < r.cast)
+        barrier_arrive_at(ring_empty(r), gpu_lane());
+    ring_next(r);
+}
+
+/* ---------------------------------------------------------------- copies */
+
+/* What a block multiplies, from its first stage.  Weight rows: of every 16, 8 of w[0] and 8 of w[1]. */
+struct tile_source {
+    const uint8_t *w[2], *s[2]; /* s: FP4, scales */
+    int64_t pitch;              /* bytes of a weight row */
+    int s_pitch, step, last[2]; /* as of stream_tile */
+    const uint8_t *x;           /* operand in tiles */
+    const float *xs;
+    int n, stages; /* input rows, a multiple of 8 */
+};
+
+/* What a thread copies of the weights next. */
+template <int F> struct tile_feed {
+    static constexpr int pieces = TILE_ROWS * tile_form<F>::line / 16 / STREAM_THREADS;
+    const uint8_t *w, *s;
+    uint32_t from[pieces], to;
+};
+
+/* Place of 16 bytes of a weight row.  Rows of 64 bytes: two fill the banks, and four pairs keep the same piece
+ * at four places. */
+template <int F> GPU_FN int tile_piece(int row, int piece)
+{
+    return F == FORM_FP4 ? row * 64 + ((piece ^ (row >> 1 & 3)) << 4) : weight_piece(row, piece);
+}
+
+template <int F> GPU_FN struct tile_feed<F> feed_of(const struct tile_source &t) {
+    constexpr int across = tile_form<F>::line / 16, down = STREAM_THREADS / across;
+    struct tile_feed<F> f;
+    int piece = group_thread() % across, row = group_thread() / across, g = group_thread();
+    bool up = row & 8;
+    f.w = (up ? t.w[1] : t.w[0]) + 16 * piece;
+#pragma unroll
+    for (int k = 0; k < f.pieces; k++) {
+        int r = row + k * down;
+        f.from[k] = (uint32_t)(min(r / 16 * t.step + r % 8, up ? t.last[1] : t.last[0]) *
+                               (uint32_t)t.pitch);
+    }
+    f.to = (uint32_t)tile_piece<F>(row, piece);
+    f.s = NULL;
+    if (F == FORM_FP4) {
+        int r = min(g / 16 * t.step + g % 8, g & 8 ? t.last[1] : t.last[0]);
+        f.s = (g & 8 ? t.s[1] : t.s[0]) + (int64_t)r * t.s_pitch;
+    }
+    return f;
+}
+
+template <int F>
+GPU_FN void feed_stage(struct tile_feed<F> &f, const struct tile_ring &r)
+{
+    constexpr int down = STREAM_THREADS / (tile_form<F>::line / 16);
+    uint32_t to = shared_at(ring_slot(r)) + f.to;
+#pragma unroll
+    for (int k = 0; k < f.pieces; k++)
+        copy16(to + (uint32_t)(k * down * tile_form<F>::line), f.w + f.from[k]);
+    f.w += tile_form<F>::line;
+    if (F == FORM_FP4) {
+        copy4(shared_at(ring_scales(r)) + (uint32_t)(4 * group_thread()), f.s);
+        f.s += 4;
+    }
+    barrier_copies(ring_full(r));
+}
+
+/* Stage i's inputs, by one thread.  Blocks that share them copy half of them each. */
+template <int F>
+GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ring &r, int rank)
+{
+    uint32_t all = (uint32_t)(tile_form<F>::lines * t.n * STREAM_LINE), bar = ring_full(r);
+    uint32_t scales = (uint32_t)(tile_form<F>::scales * t.n * 4);
+    uint32_t mine = all / (uint32_t)r.cast, first = r.cast == 1 ? 0 : (uint32_t)rank * mine;
+    uint32_t to = shared_at(ring_slot(r)) + TILE_ROWS * tile_form<F>::line;
+    barrier_expect(bar, all + scales);
+    copy_bulk(to + first, t.x + (int64_t)i * all + first, mine, bar, r.cast);
+    if (tile_form<F>::scales && (r.cast == 1 || rank == 0))
+        copy_bulk(shared_at(ring_scales(r)) + tile_form<F>::own,
+                  (const uint8_t *)t.xs + (int64_t)i * scales, scales, bar, r.cast);
+}
+
+/* All stages of a source.  `first`: it is the block's first one; weights are then asked for before
+ * the wait for the kernel ahead, which nobody here has waited for yet. */
+template <int F>
+GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, int rank, bool first)
+{
+    struct tile_feed<F> f = feed_of<F>(t);
+    int i = 0;
+    if (first) {
+        struct tile_ring ahead = r;
+        for (; i < min(t.stages, r.space.slots); i++) {
+            feed_stage<F>(f, ahead);
+            ring_next(ahead);
+        }
+        gpu_wait_before();
+        for (int k = 0; k < i; k++) {
+            if (group_thread() == 0)
+                feed_shared<F>(t, k, r, rank);
+            ring_next(r);
+        }
+    }
+    for (; i < t.stages; i++) {
+        barrier_wait(ring_empty(r), r.phase ^ 1);
+        feed_stage<F>(f, r);
+        if (group_thread() == 0)
+            feed_shared<F>(t, i, r, rank);
+        ring_next(r);
+    }
+}
+
+/* ---------------------------------------------------------------- sums */
+
+/* This warpgroup's weights of a slot, and line `line` of its inputs. */
+template <int F> GPU_FN const uint8_t *tile_weights(const struct tile_ring &r)
+{
+    return ring_slot(r) + group_of() * STREAM_ROWS * tile_form<F>::line;
+}
+template <int F> GPU_FN uint32_t tile_inputs(const struct tile_ring &r, int line, int n)
+{
+    return shared_at(ring_slot(r)) +
+           (uint32_t)(TILE_ROWS * tile_form<F>::line + line * n * STREAM_LINE);
+}
+
+/* acc += the products of the next `stages` stages, with n input rows in the slots; s: scales of FP8
+ * weights, one a stage, and up: those of the other half of the rows, with TWO.  No FP4. */
+template <int F, int N, bool TWO>
+GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const uint8_t *s,
+                     const uint8_t *up, int n)
+{
+    float d[N / 2];
+    uint32_t a[4][4], b[4][4];
+    for (int i = 0; i < stages; i++) {
+        float f = F == FORM_BF16 ? 1 : gpu_e8m0(__ldg(s + i));
+        float f1 = TWO ? gpu_e8m0(__ldg(up + i)) : f;
+        ring_wait(r);
+        if (F == FORM_WIDE)
+            wide_steps(a, tile_weights<F>(r), 0);
+        else
+            plain_steps(a, tile_weights<F>(r));
+        wgmma_begin();
+        if (F == FORM_BF16)
+            multiply<false, N>(acc, a, tile_inputs<F>(r, 0, n), true);
+        else
+            multiply<F == FORM_FP8, N>(d, a, tile_inputs<F>(r, 0, n), false);
+        if (F == FORM_WIDE) {
+            wide_steps(b, tile_weights<F>(r), 1);
+            wgmma_begin();
+            multiply<false, N>(d, b, tile_inputs<F>(r, 1, n), true);
+        }
+        wgmma_end();
+        wgmma_wait<0>();
+        if (F == FORM_BF16) {
+            wgmma_hold(acc);
+            ring_release(r);
+            continue;
+        }
+        wgmma_hold(d);
+        const uint8_t *xs = ring_scales(r) + 8 * (group_thread() % 4);
+#pragma unroll
+        for (int c = 0; c < N / 8; c++) {
+            float2 x = {f, f}, y;
+            if (F == FORM_FP8) {
+                float2 v = *(const float2 *)(const void *)(xs + 32 * c);
+                y = make_float2(v.x * f1, v.y * f1);
+                x = make_float2(v.x * f, v.y * f);
+            }
+            if (!TWO)
+                y = x;
+            acc[4 * c] = fmaf(d[4 * c], x.x, acc[4 * c]);
+            acc[4 * c + 1] = fmaf(d[4 * c + 1], x.y, acc[4 * c + 1]);
+            acc[4 * c + 2] = fmaf(d[4 * c + 2], y.x, acc[4 * c + 2]);
+            acc[4 * c + 3] = fmaf(d[4 * c + 3], y.y, acc[4 * c + 3]);
+        }
+        ring_release(r);
+    }
+}
+
+/* Addresses from this offset on are worked out here, not kept in registers from before a loop. */
+GPU_FN int64_t offset_here(int64_t i)
+{
+    asm volatile("" : "+l"(i));
+    return i;
+}
+
+/* Where this thread's outputs go: input row c (of n) and weight row o (of outs) at y[c*ld + o]. */
+struct tile_out {
+    float *y;
+    int64_t ld;
+    int n, outs;
+};
+/* use(i, place) for each of the thread's sums that has one. */
+template <int N, typename F> GPU_FN void each_place(const struct tile_out &out, F &&use)
+{
+    int q2 = 2 * (group_thread() % 4), o = group_of() * STREAM_ROWS + weight_row();
+    int64_t at = offset_here(q2 * out.ld + o);
+    bool first = o < out.outs, second = o + 8 < out.outs;
+#pragma unroll
+    for (int c = 0; c < N / 8; c++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            bool there = c * 8 + q2 + e < out.n;
+            if (there && first)
+                use(4 * c + e, at);
+            if (there && second)
+                use(4 * c + 2 + e, at + 8);
+            at += e ? 7 * out.ld : out.ld;
+        }
+        at = offset_here(at);
+    }
+}
+
+template <int N, typename F> GPU_FN void each_sum(const struct tile_out &out, F &&use)
+{
+    each_place<N>(out, [&](int i, int64_t at) { use(i, out.y[at]); });
+}
+
+/* Row and output of sum i. */
+GPU_FN int sum_row(int i)
+{
+    return i / 4 * 8 + i % 2 + 2 * (group_thread() % 4);
+}
+GPU_FN int sum_out(int i)
+{
+    return group_of() * STREAM_ROWS + weight_row() + i / 2 % 2 * 8;
+}
+
+/* The part of a level that is this thread's. */
+GPU_FN float4 *level_place(const struct tile_ring &r, int level)
+{
+    uint8_t *at = r.base + tile_levels_at(r.space) + level * r.space.level + 16 * threadIdx.x;
+    return (float4 *)(void *)at;
+}
+
+/* Slice k of `slices` (1, 2, 4 or 8) is done: into the tree, by the bits of k; after the last one acc is
+ * the sum.  What is left at the top waits in `out` (y NULL: in shared memory too). */
+template <int N>
+GPU_FN void tile_join(float (&acc)[N / 2], const struct tile_ring &r, int k, int slices,
+                      const struct tile_out &out)
+{
+    int level = 0;
+    for (; k >> level & 1; level++) {
+        if (2 << level == slices && out.y) {
+            each_sum<N>(out, [&](int i, float &y) { acc[i] = y + acc[i]; });
+            continue;
+        }
+        const float4 *at = level_place(r, level);
+#pragma unroll
+        for (int i = 0; i < N / 8; i++) {
+            float4 v = at[i * TILE_WORKERS];
+            acc[4 * i] = v.x + acc[4 * i];
+            acc[4 * i + 1] = v.y + acc[4 * i + 1];
+            acc[4 * i + 2] = v.z + acc[4 * i + 2];
+            acc[4 * i + 3] = v.w + acc[4 * i + 3];
+        }
+    }
+    if (k + 1 == slices)
+        return;
+    if (2 << level == slices && out.y) {
+        each_sum<N>(out, [&](int i, float &y) { y = acc[i]; });
+        return;
+    }
+    float4 *at = level_place(r, level);
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+        at[i * TILE_WORKERS] =
+            make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+}
+/* Levels of it in shared memory. */
+GPU_BOTH int tile_levels(int slices, bool top_in_output)
+{
+    int levels = slices >= 8 ? 3 : slices >= 4 ? 2 : slices >= 2 ? 1 : 0;
+    return levels - (top_in_output && levels > 0);
+}
+
+/* `slices` sums of `stages` stages each, as a tree. */
+template <int F, int N, bool TWO = false>
+GPU_FN void tile_sums(float (&acc)[N / 2], struct tile_ring &r, int slices, int stages,
+                      const uint8_t *s, const uint8_t *up, int n, const struct tile_out &out)
+{
+    for (int k = 0; k < slices; k++) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            acc[i] = 0;
+        tile_sum<F, N, TWO>(acc, r, stages, s + (F == FORM_BF16 ? 0 : k * stages),
+                            up + (TWO ? k * stages : 0), n);
+        tile_join<N>(acc, r, k, slices, out);
+    }
+}
+
+/* ---------------------------------------------------------------- sums of FP4 */
+
+/* Half `h` of acc = fmaf(d, the weight rows' scales, that half). */
+template <int H> GPU_FN void fp4_step(float (&acc)[H], int h, float (&d)[H / 2], float f0, float f1)
+{
+    wgmma_hold(d);
+#pragma unroll
+    for (int i = 0; i < H / 2; i++)
+        acc[h * H / 2 + i] = fmaf(d[i], i & 2 ? f1 : f0, acc[h * H / 2 + i]);
+}
+
+/* acc times a factor of each input row and `more`. */
+template <int H> GPU_FN void fp4_scale(float (&acc)[H], const uint8_t *xs, float more)
+{
+    xs += 8 * (group_thread() % 4);
+#pragma unroll
+    for (int c = 0; c < H / 4; c++) {
+        float2 x = *(const float2 *)(const void *)(xs + 32 * c);
+        acc[4 * c] *= x.x * more;
+        acc[4 * c + 1] *= x.y * more;
+        acc[4 * c + 2] *= x.x * more;
+        acc[4 * c + 3] *= x.y * more;
+    }
+}
+
+/* A sum or segment of `blocks` stages, of 2*H input rows (n of them in the slots) as two halves: while one's
+ * sums take a step's products, the other's products are under way.  Adding up each step's products by
+ * itself is what bounds it: 256 of the 430 instructions of a stage. */
+template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int blocks, int n)
+{
+    float d[2][H / 2], f[2][4];
+    uint32_t a[4][4];
+    int row = weight_row();
+#pragma unroll
+    for (int i = 0; i < H; i++)
+        acc[i] = 0;
+    for (int b = 0; b < blocks; b++) {
+        ring_wait(r);
+        const uint8_t *words = tile_weights<FORM_FP4>(r) + 4 * (group_thread() % 4);
+        const uint8_t *xs = ring_scales(r) + tile_form<FORM_FP4>::own;
+        const uint8_t *ws = ring_scales(r) + 4 * (group_of() * STREAM_ROWS + row);
+        uint64_t x = wgmma_rows(tile_inputs<FORM_FP4>(r, 0, n));
+        uint64_t x_high = x + (H * STREAM_LINE >> 4);
+        scales_of(f[0], *(const uint32_t *)(const void *)ws);
+        scales_of(f[1], *(const uint32_t *)(const void *)(ws + 32));
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                fp4_to_fp8(&a[j][half], &a[j][2 + half],
+                           *(const uint32_t *)(const void *)(words + tile_piece<FORM_FP4>(row, j) +
+                                                             half * 8 * 64));
+            wgmma_begin();
+            wgmma<H>::fp8(d[0], a[j], x + 2 * j, 0);
+            wgmma_end();
+            if (j) {
+                wgmma_wait<1>();
+                fp4_step<H>(acc, 1, d[1], f[0][j - 1], f[1][j - 1]);
+            } else if (b)
+                fp4_scale<H>(acc, xs, 1);
+            wgmma_begin();
+            wgmma<H>::fp8(d[1], a[j], x_high + 2 * j, 0);
+            wgmma_end();
+            wgmma_wait<1>();
+            fp4_step<H>(acc, 0, d[0], f[0][j], f[1][j]);
+        }
+        wgmma_wait<0>();
+        fp4_step<H>(acc, 1, d[1], f[0][3], f[1][3]);
+        if (b + 1 == blocks)
+            fp4_scale<H>(acc, xs + 4 * n, FP4_GAIN);
+        ring_release(r);
+    }
+}
+
+#endif
