@@ -1,12 +1,12 @@
 /* experts.cu - the routed experts of the rows, FP4, and the shared one, FP8, for Hopper.
  *
  * A visit is one expert's work on one row: v = t*k + slot for the routed ones, n_rows*k + t for the
- * shared one.  Launches: lists and operands; gate and up; hidden values to the E4M3 grid; down; sums.
+ * shared one.  Launches: lists and operands; gate and up; hidden values to the E4M3 grid (with few rows
+ * down does that); down; sums.
  * A warpgroup multiplies 64 weight rows by up to N visits of one expert (S of the shared one), so that an
- * expert's weights are read once; with few visits it goes from tile to tile and asks for the next one's
- * weights while it still works on the last.  Who shares a tile changes no bits: each visit's output is kept
+ * expert's weights are read once; with few visits it goes from tile to tile (walk.cuh).  Who shares a tile changes no bits: each visit's output is kept
  * apart, and a row's are added in ascending expert order, the shared one last. */
-#include "kernels/sm90/experts.cuh"
+#include "kernels/sm90/walk.cuh"
 
 /* ---------------------------------------------------------------- gate and up */
 
@@ -59,27 +59,6 @@ GPU_FN bool half_sum(float (&acc)[N / 2], struct stream_tile t, uint8_t *shared)
         acc[i] += cluster_load(shared_at(sums + i * STREAM_THREADS + thread), 1);
     cluster_sync(); /* nobody leaves while the other reads */
     return !half;
-}
-
-/* Hidden values o .. of the tile's visits.  Thread: gate and up of one value for its visits. */
-template <int N>
-GPU_FN void put_hidden(const struct expert_job &j, const int *visit, int n, int o0,
-                       const float (&acc)[N / 2])
-{
-    int t = group_thread(), o = o0 + t / 32 * 8 + t / 4 % 8, routed = routed_visits(j);
-    if (o >= j.moe_dim)
-        return;
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        int c = i / 4 * 8 + 2 * (t % 4) + i % 2;
-        if (i & 2 || c >= n)
-            continue;
-        int v = visit[c];
-        float weight = v < routed ? j.weight[v] : 1.0f;
-        float a = fminf(gpu_bf16(acc[i]), j.limit);
-        float b = fmaxf(-j.limit, fminf(gpu_bf16(acc[i + 2]), j.limit));
-        j.h[(int64_t)v * j.moe_dim + o] = gpu_bf16_bits(weight * (a * gpu_sigmoid(a) * b));
-    }
 }
 
 /* Visits of tile v to shared memory: the shared expert's are all rows in order. */
@@ -162,21 +141,6 @@ GPU_KERNEL void grid_kernel(const __grid_constant__ struct expert_job j)
 
 /* ---------------------------------------------------------------- down */
 
-/* Outputs o .. of the tile's visits. */
-template <int N>
-GPU_FN void put_sums(const struct expert_job &j, const int *visit, int n, int o,
-                     const float (&acc)[N / 2])
-{
-    int t = group_thread();
-    o += t / 32 * 16 + t / 4 % 8;
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        int c = i / 4 * 8 + 2 * (t % 4) + i % 2, at = o + i / 2 % 2 * 8;
-        if (c < n && at < j.dim)
-            j.z[(int64_t)visit[c] * j.dim + at] = acc[i];
-    }
-}
-
 template <int F, int N>
 GPU_FN void down(const struct expert_job &j, const struct mat &w2, const struct visit_tile &v,
                  int o, uint8_t *shared, int *row)
@@ -249,242 +213,70 @@ void experts_sums(const struct expert_job &j, struct stream *s)
 
 /* ---------------------------------------------------------------- from tile to tile */
 
-/* Items are 64 weight rows of a routed tile.  A block's first one follows from its number; whoever is
- * done asks a counter for the next, since blocks do not stay abreast: with every n-th item fixed, 2,112
- * items of six rows left a tenth of the blocks with one more than the others. */
-struct walk {
-    int all, outs, given; /* given: items that are not the counter's */
-    uint32_t share;       /* 2^32 / outs, rounded up: exact below 2^32 / outs items */
-    int32_t *next;
-    int *item; /* shared: of the block's i-th, at i & 3 */
-};
-
-/* Tile and output of the block's i-th item. */
-GPU_FN int walk_tile(const struct walk &w, int i)
-{
-    return (int)__umulhi((uint32_t)w.item[i & 3], w.share);
-}
-GPU_FN int walk_out(const struct walk &w, int i)
-{
-    return w.item[i & 3] - walk_tile(w, i) * w.outs;
-}
-
-/* Tile of the i-th item, on its way to shared memory; by eight threads. */
-GPU_FN void walk_ask(const struct expert_job &j, const struct walk &w, struct visit_tile *tiles,
-                     int i)
-{
-    static_assert(sizeof *tiles == 128, "eight copies");
-    int t = (int)threadIdx.x;
-    if (t >= 8)
-        return;
-    const struct visit_tile *from = j.tile + walk_tile(w, i);
-    copy16(shared_at(tiles + (i & 3)) + (uint32_t)(16 * t), (const uint8_t *)from + 16 * t);
-}
-
-/* What a thread copies next.  BLOCKS, the number of 128 values of K, is known when this is compiled, so
- * that one address serves a thread's rows of a matrix: the copies of stream.cuh, which take any width,
- * are 90 instructions a stage and warp, as many as its products. */
-template <bool DOWN, int BLOCKS> struct walk_feed {
-    static constexpr int pitch = BLOCKS * 64, stages = BLOCKS / 2;
-    const uint8_t *w, *up, *s, *x; /* up: rows of w3 */
-    const float *xs;
-    bool has_x, has_xs, more; /* more: there is an item after this */
-    int item, stage, asked;
-};
-
-template <bool DOWN, int BLOCKS>
-GPU_FN void walk_begin(struct walk_feed<DOWN, BLOCKS> &f, const struct expert_job &j,
-                       const struct walk &w, const struct visit_tile *tiles)
-{
-    constexpr int pitch = f.pitch, step = DOWN ? 16 : 8;
-    const struct visit_tile &v = tiles[f.item & 3];
-    int t = (int)threadIdx.x, warp = t / 32, lane = t % 32, r = t / 8;
-    int o = walk_out(w, f.item) * (DOWN ? (int)STREAM_ROWS : (int)GATES) + warp * step;
-    int64_t mine = (int64_t)(o + lane / 8) * pitch + 16 * (lane % 8);
-    f.w = v.w[DOWN ? 2 : 0] + mine;
-    f.up = v.w[1] + mine;
-    const uint8_t *s = DOWN || lane < 8 ? v.s[DOWN ? 2 : 0] : v.s[1];
-    f.s = s + (int64_t)(o + (DOWN ? lane % 16 : lane % 8)) * (BLOCKS * 4);
-    const uint8_t *x = DOWN ? j.h_codes : j.x_fp4;
-    const float *xs = operand_scales(x, DOWN ? all_visits(j) : j.n_rows, BLOCKS * 128);
-    const int *row = DOWN ? v.visit : v.row;
-    f.has_x = r % VISITS < v.n;
-    f.has_xs = t < 2 * VISITS && t / 2 < v.n;
-    f.x = x + (f.has_x ? row[r % VISITS] : 0) * (int64_t)(BLOCKS * 128) + r / VISITS * 128 +
-          16 * (t % 8);
-    f.xs = xs + (f.has_xs ? row[t / 2] : 0) * (int64_t)BLOCKS + t % 2;
-}
-
-/* One stage into slot `at` of the ring. */
-template <bool DOWN, int BLOCKS>
-GPU_FN void walk_copy(struct walk_feed<DOWN, BLOCKS> &f, const struct expert_job &j,
-                      const struct walk &w, struct visit_tile *tiles, uint32_t ring, int to)
-{
-    constexpr int pitch = f.pitch;
-    int t = (int)threadIdx.x, warp = t / 32, lane = t % 32;
-    if (!f.more)
-        return;
-    if (f.stage == 0) {
-        walk_begin<DOWN, BLOCKS>(f, j, w, tiles);
-        f.asked = t == 0 ? atomicAdd(w.next, 1) : 0;
-    } else if (f.stage == 1 && t == 0) /* it was on its way for a stage */
-        w.item[(f.item + 1) & 3] = w.given + f.asked;
-    else if (f.stage == 3 && w.item[(f.item + 1) & 3] < w.all)
-        walk_ask(j, w, tiles, f.item + 1);
-    uint32_t slot = ring + (uint32_t)(to * stream_ring<VISITS>::slot);
-    uint32_t scales =
-        ring + (uint32_t)(stream_ring<VISITS>::all_scales + to * stream_ring<VISITS>::scales);
-    uint32_t at = slot + (uint32_t)weight_piece(16 * warp + lane / 8, lane % 8), at4 = at ^ 64;
-    const uint8_t *second = DOWN ? f.w + 8 * pitch : f.up;
-    copy16(at, f.w);
-    copy16(at4 + 4 * STREAM_LINE, f.w + 4 * pitch);
-    copy16(at + 8 * STREAM_LINE, second);
-    copy16(at4 + 12 * STREAM_LINE, second + 4 * pitch);
-    if (lane < 16)
-        copy8(scales + (uint32_t)(8 * (16 * warp + lane)), f.s);
-    if (f.has_x)
-        copy16(slot + stream_ring<VISITS>::weights +
-                   (uint32_t)(t / 8 * STREAM_LINE + ((t % 8 ^ t / 8 % 8) << 4)),
-               f.x);
-    if (f.has_xs)
-        copy4(scales + stream_ring<VISITS>::w_scales + (uint32_t)(4 * (t % 2 * VISITS + t / 2)),
-              f.xs);
-    f.w += STREAM_LINE;
-    f.up += STREAM_LINE;
-    f.s += 8;
-    f.x += 2 * STREAM_LINE;
-    f.xs += 2;
-    if (++f.stage == f.stages) {
-        f.stage = 0;
-        f.more = w.item[++f.item & 3] < w.all;
-    }
-}
-
-template <bool DOWN>
-GPU_FN void walk_put(const struct expert_job &j, const struct walk &w,
-                     const struct visit_tile *tiles, int i, const float (&acc)[VISITS / 2])
-{
-    const struct visit_tile &v = tiles[i & 3];
-    int out = walk_out(w, i);
-    if (DOWN)
-        put_sums<VISITS>(j, v.visit, v.n, out * STREAM_ROWS, acc);
-    else
-        put_hidden<VISITS>(j, v.visit, v.n, out * GATES, acc);
-}
-
-/* Where a warpgroup is in its items. */
-struct walk_state {
-    float acc[VISITS / 2], x[VISITS / 4], pending[3][VISITS / 2];
-    int item, block;
-};
-
-/* One stage out of slot `at`, the next into `to`; false: that was the last. */
-template <bool DOWN, int BLOCKS>
-GPU_FN bool walk_stage(struct walk_state &s, struct walk_feed<DOWN, BLOCKS> &f,
-                       const struct expert_job &j, const struct walk &w, struct visit_tile *tiles,
-                       const uint8_t *base, int at, int to)
-{
-    constexpr int slots = stream_ring<VISITS>::slots, segment = BLOCKS / KERN_SEGMENTS;
-    const uint8_t *slot = base + at * stream_ring<VISITS>::slot;
-    const uint8_t *scales =
-        base + stream_ring<VISITS>::all_scales + at * stream_ring<VISITS>::scales;
-    copies_wait<slots - 2>();
-    shared_to_wgmma();
-    __syncthreads();
-    walk_copy<DOWN, BLOCKS>(f, j, w, tiles, shared_at(base), to);
-    copies_end();
-#pragma unroll
-    for (int b = 0; b < 2; b++) {
-        fp4_block<VISITS>(s.acc, s.x, slot, scales, b);
-        if (++s.block % (DOWN ? segment : BLOCKS) == 0)
-            fp4_values<VISITS>(s.acc, s.x);
-        if (DOWN && s.block % segment == 0)
-            stream_segment<VISITS>(s.acc, s.pending, s.block / segment - 1);
-    }
-    if (s.block < BLOCKS)
-        return true;
-    walk_put<DOWN>(j, w, tiles, s.item++, s.acc);
-#pragma unroll
-    for (int i = 0; i < VISITS / 2; i++)
-        s.acc[i] = 0;
-    s.x[0] = s.x[1] = 1; /* another tile has other columns */
-    s.block = 0;
-    return w.item[s.item & 3] < w.all;
-}
-
-/* The routed tiles' gate and up, or down; the first item is w.item[0].  The loop is over the stages of all
- * items, so that the ring never runs dry between two: the next item is asked for in stage 0, known in
- * stage 1, its tile asked for in stage 3 (after a barrier) and there with the first stage after it. */
-template <bool DOWN, int BLOCKS>
-GPU_FN void walk_routed(const struct expert_job &j, const struct walk &w, uint8_t *shared,
-                        struct visit_tile *tiles)
-{
-    constexpr int slots = stream_ring<VISITS>::slots;
-    static_assert(BLOCKS / 2 - 3 >= slots - 1 && slots == 4 && BLOCKS % KERN_SEGMENTS == 0,
-                  "see above");
-    uint8_t *base = shared + (-shared_at(shared) & 1023);
-    struct walk_feed<DOWN, BLOCKS> f;
-    struct walk_state s = {};
-    s.x[0] = s.x[1] = 1;
-    walk_ask(j, w, tiles, 0);
-    copies_end();
-    copies_wait<0>();
-    __syncthreads();
-    f.item = f.stage = f.asked = 0;
-    f.more = true;
-    for (int i = 0; i < slots - 1; i++) {
-        walk_copy<DOWN, BLOCKS>(f, j, w, tiles, shared_at(base), i);
-        copies_end();
-    }
-    for (int at = 0, to = slots - 1; walk_stage<DOWN, BLOCKS>(s, f, j, w, tiles, base, at, to);) {
-        to = at;
-        at = at + 1 == slots ? 0 : at + 1;
-    }
-    copies_wait<0>();
-}
-
 /* The first j.shared_blocks blocks begin with halves of the shared expert's tiles of S rows, which are as
- * long as routed ones. */
+ * long as routed ones.  S: WALK_FEW, with lists that blocks make themselves; 0: no such blocks. */
 template <bool DOWN, int BLOCKS, int S>
-GPU_KERNEL void __launch_bounds__(STREAM_THREADS, 4)
+GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
     walk_kernel(const __grid_constant__ struct expert_job j)
 {
+    constexpr bool few = S == WALK_FEW, wide = S > WALK_FEW;
     GPU_DYNAMIC(uint8_t, shared);
-    GPU_SHARED struct visit_tile tiles[4];
-    GPU_SHARED int row[S], visit[S], item[4];
+    GPU_SHARED struct walk_shared h;
+    GPU_SHARED struct walk_list list;
+    GPU_SHARED int row[wide ? S : 1], visit[wide ? S : 1];
+    struct walk_memory &m = *(struct walk_memory *)(void *)(shared + (-shared_at(shared) & 1023));
+    bool clerk = gpu_wave() == WALK_WARPS;
     int outs = outputs(j, DOWN), block = (int)blockIdx.x, first = block - j.shared_blocks;
-    struct visit_tile own = shared_tile(j, block / 2 / outs);
+    int chunk = 0;
     gpu_let_next();
-    if (first < 0 && DOWN)
-        down<FORM_FP8, S>(j, j.shared.w2, own, block / 2 % outs * STREAM_ROWS, shared, row);
-    else if (first < 0)
-        hidden<FORM_FP8, S>(j, j.shared, own, block / 2 % outs * GATES, shared, row, visit);
-    gpu_wait_before();
-    int given = (int)gridDim.x - j.shared_blocks;
-    struct walk w = {*j.n_tiles * outs, outs, given, 0xffffffffu / (uint32_t)outs + 1,
-                     j.next + DOWN,     item};
     if (threadIdx.x == 0)
-        item[0] = first < 0 ? given + atomicAdd(w.next, 1) : first;
+        for (int i = 0; i < 2; i++) {
+            turns_init(&h.full[i], 1);
+            turns_init(&h.empty[i], WALK_WARPS);
+        }
+    if (few && clerk && first >= 0)
+        list_here(j, list);
     __syncthreads();
-    if (item[0] < w.all)
-        walk_routed<DOWN, BLOCKS>(j, w, shared, tiles);
+    if (few && first < 0) {
+        chunk = walk_half<DOWN, BLOCKS>(j, m, h, list);
+    } else if (wide && first < 0) {
+        struct visit_tile own = shared_tile(j, block / 2 / outs);
+        if (!clerk) {
+            hidden<FORM_FP8, wide ? S : VISITS>(j, j.shared, own, block / 2 % outs * GATES, shared,
+                                                row, visit);
+        } else { /* half_sum's */
+            cluster_sync();
+            cluster_sync();
+        }
+        __syncthreads();
+    }
+    if (!few)
+        gpu_wait_before();
+    int given = (int)gridDim.x - j.shared_blocks;
+    struct walk w = {(few ? list.n : *j.n_tiles) * outs, outs, given, j.next + DOWN};
+    if (clerk) {
+        int item = first < 0 ? w.all : first;
+        if (first < 0 && given < w.all && gpu_lane() == 0)
+            item = given + atomicAdd(w.next, 1);
+        plan_item<DOWN, few>(j, w, list, h.plan[0], __shfl_sync(0xffffffffu, item, 0));
+    }
+    __syncthreads();
+    if (clerk) {
+        if (few)
+            gpu_wait_before();
+        clerk_walk<DOWN, BLOCKS, few>(j, w, list, m, h, chunk);
+    } else
+        walk_routed<DOWN, BLOCKS>(j, m, h, chunk);
 }
 
 /* Inputs of V4-Flash's and V4-Pro's experts, in blocks. */
 template <bool DOWN, int S> static void (*walk_of(int width))(struct expert_job)
 {
-    switch (width / LIN_BLOCK) {
-    case 16:
-        return DOWN ? walk_kernel<DOWN, 16, S> : NULL;
-    case 24:
-        return DOWN ? walk_kernel<DOWN, 24, S> : NULL;
-    case 32:
-        return DOWN ? NULL : walk_kernel<DOWN, 32, S>;
-    case 56:
-        return DOWN ? NULL : walk_kernel<DOWN, 56, S>;
-    default:
-        return NULL;
-    }
+    constexpr int flash = DOWN ? 16 : 32, pro = DOWN ? 24 : 56;
+    int blocks = width / LIN_BLOCK;
+    return blocks == flash ? walk_kernel<DOWN, flash, S>
+           : blocks == pro ? walk_kernel<DOWN, pro, S>
+                           : NULL;
 }
 
 /* ---------------------------------------------------------------- launcher */
@@ -497,21 +289,30 @@ static void launch(void (*kernel)(struct expert_job), const struct expert_job &j
                 s, j);
 }
 
-/* Rows of the shared expert in tiles of S, the routed visits by warpgroups that walk. */
+template <int S>
+static void launch_walk(void (*kernel)(struct expert_job), const struct expert_job &j,
+                        int64_t blocks, struct stream *s)
+{
+    size_t ring = S > WALK_FEW ? stream_ring<S>::bytes : 0;
+    sm90_launch(kernel, round_up(blocks, 2), WALK_THREADS, FST_MAX((size_t)WALK_BYTES, ring), 2, s,
+                j);
+}
+
+/* Rows of the shared expert in tiles of S, the routed visits by blocks that walk. */
 template <int S, bool DOWN> static void walk(struct expert_job j, struct stream *s)
 {
     int64_t shared = 2 * outputs(j, DOWN) * shared_tiles(j);
     int64_t routed = outputs(j, DOWN) * routed_tiles(j), places = 4 * (int64_t)j.processors;
     /* wider tiles have blocks of their own, and so has w2's tree of sums with more than 8 rows */
-    constexpr int first = S <= 8 || (S <= 32 && !DOWN) ? S : VISITS;
+    constexpr int first = S == WALK_FEW || (S <= 32 && !DOWN) ? S : 0;
     void (*kernel)(struct expert_job) = walk_of<DOWN, first>(DOWN ? j.moe_dim : j.dim);
     if (S == first) {
         j.shared_blocks = (int)shared;
-        launch<S>(kernel, j, FST_MAX(shared, FST_MIN(shared + routed, places)), 2, s);
+        launch_walk<first>(kernel, j, FST_MAX(shared, FST_MIN(shared + routed, places)), s);
         return;
     }
     launch<S>(DOWN ? down_kernel<S, true> : hidden_kernel<S, true>, j, shared, 2, s);
-    launch<VISITS>(kernel, j, FST_MIN(routed, places), 2, s);
+    launch_walk<first>(kernel, j, FST_MIN(routed, places), s);
 }
 
 /* Tiles of N visits, a block each. */
@@ -527,16 +328,18 @@ template <int N, int S, bool DOWN> static void tiles(const struct expert_job &j,
 template <int N, int S> static void run(struct expert_job j, struct stream *s)
 {
     int64_t h = div_up((int64_t)all_visits(j) * (j.moe_dim / LIN_BLOCK), 4);
-    bool walks = N == VISITS && walk_of<false, VISITS>(j.dim) && walk_of<true, VISITS>(j.moe_dim) &&
-                 j.dim % STREAM_ROWS == 0;
+    bool walks = N == VISITS && walk_of<false, 0>(j.dim) && walk_of<true, 0>(j.moe_dim) &&
+                 j.dim % STREAM_ROWS == 0 && j.moe_dim % GATES == 0;
     j.per_tile = N;
     j.per_shared = S;
+    j.few = walks && S == WALK_FEW;
     experts_lists(j, s);
     if (walks)
         walk<S, false>(j, s);
     else
         tiles<N, S, false>(j, s);
-    sm90_launch(grid_kernel, h, 128, 0, 1, s, j);
+    if (!j.few)
+        sm90_launch(grid_kernel, h, 128, 0, 1, s, j);
     if (walks)
         walk<S, true>(j, s);
     else
@@ -581,8 +384,8 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
         return;
     }
     cut(&c, &j);
-    if (n <= 8)
-        run<8, 8>(j, s);
+    if (n <= WALK_FEW && n * a->k <= WALK_VISITS)
+        run<8, WALK_FEW>(j, s);
     else if (n <= 32)
         run<8, 32>(j, s);
     else

@@ -48,6 +48,7 @@ struct expert_job {
     int n_rows, k, dim, moe_dim, n_experts, per_tile, per_shared;
     int processors, shared_blocks;
     float limit;
+    bool few; /* no lists, no operand of w2 (walk.cuh) */
 };
 
 GPU_BOTH int routed_visits(const struct expert_job &j)
@@ -78,6 +79,42 @@ GPU_BOTH int64_t routed_tiles(const struct expert_job &j)
 GPU_BOTH int64_t routed_places(const struct expert_job &j)
 {
     return (routed_visits(j) + 7 * routed_tiles(j) + 7) / 8 * 8;
+}
+
+/* Hidden values o .. of the tile's visits.  Thread: gate and up of one value for its visits. */
+template <int N>
+GPU_FN void put_hidden(const struct expert_job &j, const int *visit, int n, int o0,
+                       const float (&acc)[N / 2])
+{
+    int t = group_thread(), o = o0 + t / 32 * 8 + t / 4 % 8, routed = routed_visits(j);
+    if (o >= j.moe_dim)
+        return;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        int c = i / 4 * 8 + 2 * (t % 4) + i % 2;
+        if (i & 2 || c >= n)
+            continue;
+        int v = visit[c];
+        float weight = v < routed ? j.weight[v] : 1.0f;
+        float a = fminf(gpu_bf16(acc[i]), j.limit);
+        float b = fmaxf(-j.limit, fminf(gpu_bf16(acc[i + 2]), j.limit));
+        j.h[(int64_t)v * j.moe_dim + o] = gpu_bf16_bits(weight * (a * gpu_sigmoid(a) * b));
+    }
+}
+
+/* Outputs o .. of the tile's visits. */
+template <int N>
+GPU_FN void put_sums(const struct expert_job &j, const int *visit, int n, int o,
+                     const float (&acc)[N / 2])
+{
+    int t = group_thread();
+    o += t / 32 * 16 + t / 4 % 8;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        int c = i / 4 * 8 + 2 * (t % 4) + i % 2, at = o + i / 2 % 2 * 8;
+        if (c < n && at < j.dim)
+            j.z[(int64_t)visit[c] * j.dim + at] = acc[i];
+    }
 }
 
 /* j.tile, j.list and j.n_tiles from the visits; x as operand (lists.cu). */

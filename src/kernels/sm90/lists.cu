@@ -250,10 +250,26 @@ GPU_KERNEL void list_few_kernel(const __grid_constant__ struct expert_job j)
         list_few(j, expert, tile_of);
 }
 
+/* No lists.  The next kernel starts when all blocks are past the wait: the choice of experts is over then,
+ * which it reads before its own wait. */
+GPU_KERNEL void operand_kernel(const __grid_constant__ struct expert_job j)
+{
+    if (blockIdx.x == 0)
+        expect_experts(j);
+    gpu_wait_before();
+    gpu_let_next();
+    if (blockIdx.x)
+        operand_of_x(j);
+    else if (threadIdx.x == 0)
+        j.next[0] = j.next[1] = 0;
+}
+
 void experts_lists(const struct expert_job &j, struct stream *s)
 {
     int64_t waves = (int64_t)j.n_rows * (j.dim / LIN_BLOCK);
-    if (routed_visits(j) <= FEW_VISITS && j.n_rows <= VISITS && j.per_tile >= VISITS)
+    if (j.few)
+        sm90_launch(operand_kernel, 1 + div_up(waves, 4), 128, 0, 1, s, j);
+    else if (routed_visits(j) <= FEW_VISITS && j.n_rows <= VISITS && j.per_tile >= VISITS)
         sm90_launch(list_few_kernel, 1 + div_up(waves, 4), 128, 0, 1, s, j);
     else
         sm90_launch(list_many_kernel, 1 + div_up(waves, LIST_THREADS / 32), LIST_THREADS, 0, 1, s,

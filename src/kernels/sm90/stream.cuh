@@ -311,24 +311,19 @@ template <int N> GPU_FN uint32_t input_line(const uint8_t *slot, int block)
     return shared_at(slot) + (uint32_t)(stream_ring<N>::weights + block * N * STREAM_LINE);
 }
 
-/* acc goes from units of the scales x to those of the inputs of block b (xs: of the stage), which x then
- * holds.  Powers of two: the factor is a difference of exponents. */
+/* Columns c of acc go from units of the scales x to those of the inputs of the next block, `now`, which x
+ * then holds.  Powers of two: the factor is a difference of exponents. */
 template <int N>
-GPU_FN void fp4_units(float (&acc)[N / 2], float (&x)[N / 4], const uint8_t *xs, int b)
+GPU_FN void fp4_units(float (&acc)[N / 2], float (&x)[N / 4], float2 now, int c = 0)
 {
-#pragma unroll
-    for (int c = 0; c < N / 8; c++) {
-        const uint8_t *at = xs + 4 * b * N + 32 * c + 8 * (group_thread() % 4);
-        float2 now = *(const float2 *)(const void *)at;
-        float f0 = gpu_float(0x3f800000u + gpu_bits(x[2 * c]) - gpu_bits(now.x));
-        float f1 = gpu_float(0x3f800000u + gpu_bits(x[2 * c + 1]) - gpu_bits(now.y));
-        acc[4 * c] *= f0;
-        acc[4 * c + 1] *= f1;
-        acc[4 * c + 2] *= f0;
-        acc[4 * c + 3] *= f1;
-        x[2 * c] = now.x;
-        x[2 * c + 1] = now.y;
-    }
+    float f0 = gpu_float(0x3f800000u + gpu_bits(x[2 * c]) - gpu_bits(now.x));
+    float f1 = gpu_float(0x3f800000u + gpu_bits(x[2 * c + 1]) - gpu_bits(now.y));
+    acc[4 * c] *= f0;
+    acc[4 * c + 1] *= f1;
+    acc[4 * c + 2] *= f0;
+    acc[4 * c + 3] *= f1;
+    x[2 * c] = now.x;
+    x[2 * c + 1] = now.y;
 }
 
 /* The sum or segment is over: from those units to values. */
@@ -370,8 +365,11 @@ GPU_FN void fp4_block(float (&acc)[N / 2], float (&x)[N / 4], const uint8_t *slo
         for (int j = 0; j < at_once; j++)
             wgmma<N>::fp8(d[j], a[j], wgmma_rows(input_line<N>(slot, block)) + 2 * (j0 + j), 0);
         wgmma_end();
-        if (j0 == 0)
-            fp4_units<N>(acc, x, scales + stream_ring<N>::w_scales, block);
+        const uint8_t *xs = scales + stream_ring<N>::w_scales + 4 * block * N;
+#pragma unroll
+        for (int c = 0; c < N / 8 && j0 == 0; c++)
+            fp4_units<N>(
+                acc, x, *(const float2 *)(const void *)(xs + 32 * c + 8 * (group_thread() % 4)), c);
         wgmma_wait<0>();
 #pragma unroll
         for (int j = 0; j < at_once; j++) {
