@@ -266,7 +266,8 @@ void lin_run(struct stream *s, struct lin_batch *b)
  * Blocks take half of a processor's threads and registers at most, so that the next product's can find
  * room while this one's still stream, and ask for their first weights.
  *
- * The inputs lie without a swizzle, 16 bytes of each row side by side. */
+ * The inputs lie without a swizzle, 16 bytes of each row side by side, and only the rows that there are:
+ * what the matrix units read as those up to the eighth are other bytes, in columns that nobody keeps. */
 enum {
     THIN_ROWS = 8,
     THIN_MAKE = 4,
@@ -546,7 +547,7 @@ void lin_make(struct stream *s, const struct lin_input *in, struct lin_batch *b)
     t.b = *b;
     t.in = *in;
     t.make = in->n_rows <= THIN_MAKE && !in->pick; /* which may be on the host */
-    t.rows = THIN_ROWS;
+    t.rows = in->n_rows;
     t.rings = THIN_SLOTS * STREAM_ROWS * STREAM_LINE;
     for (int i = 0; i < b->n; i++) {
         const struct lin_job *j = &b->job[i];
@@ -556,6 +557,7 @@ void lin_make(struct stream *s, const struct lin_input *in, struct lin_batch *b)
         blocks = FST_MAX(blocks, here);
         t.x_bytes = FST_MAX(t.x_bytes, here * LIN_BLOCK * (wide ? 2 : 1) * t.rows);
     }
+    t.x_bytes += THIN_ROWS * 16; /* the last piece is read as eight rows */
     t.bytes = (int)round_up(t.rings + t.x_bytes + blocks * THIN_ROWS * 4, 128);
     if (!t.make)
         lin_prepare(s, in);
