@@ -102,6 +102,12 @@ void lin_run(struct stream *s, struct lin_batch *b)
         run<LIN_TILE>(s, b);
 }
 
+void lin_make(struct stream *s, const struct lin_input *in, struct lin_batch *b)
+{
+    lin_prepare(s, in);
+    lin_run(s, b);
+}
+
 size_t gpu_linear_scratch(const struct kernel_limits *l)
 {
     size_t most = FST_MAX(lin_project_scratch(l), lin_experts_scratch(l));

@@ -470,6 +470,7 @@ struct lin_batch {
 #define lin_add             GPU_NAME(lin_add)
 #define lin_prepare         GPU_NAME(lin_prepare)
 #define lin_run             GPU_NAME(lin_run)
+#define lin_make            GPU_NAME(lin_make)
 #define lin_project_scratch GPU_NAME(lin_project_scratch)
 #define lin_experts_scratch GPU_NAME(lin_experts_scratch)
 #define lin_head_scratch    GPU_NAME(lin_head_scratch)
@@ -479,6 +480,8 @@ void lin_add(struct lin_batch *b, const struct mat *w, int groups, const uint16_
              float *y, int64_t ldy, unsigned flags);
 void lin_prepare(struct stream *s, const struct lin_input *in);
 void lin_run(struct stream *s, struct lin_batch *b);
+/* Both: all products read operands of `in`.  x NULL: they are there. */
+void lin_make(struct stream *s, const struct lin_input *in, struct lin_batch *b);
 
 /* Parts of gpu_linear_scratch. */
 size_t lin_project_scratch(const struct kernel_limits *l);

@@ -122,8 +122,7 @@ static void attn_in_rows(const struct attn_in_args *a, struct stream *s, int64_t
     add_normed(&b, &j, &c, &in, a->weights_proj, NULL, a->iw, t0, a->iw_scale);
     add_both(&b, &c, &in, a->cmp_wkv, a->cmp_wgate, a->cmp, t0);
     add_both(&b, &c, &in, a->idx_wkv, a->idx_wgate, a->idx, t0);
-    lin_prepare(s, &in);
-    lin_run(s, &b);
+    lin_make(s, &in, &b);
     run_norms(s, &j);
 }
 
@@ -298,8 +297,7 @@ static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t
                           a->norm_eps};
     add(&b, &c, &in, a->wq_b, j.q, wide, a->packed ? LIN_PACK : LIN_ROUND);
     add(&b, &c, &in, a->idx_wq_b, j.qi, index, LIN_ROUND);
-    lin_prepare(s, &in);
-    lin_run(s, &b);
+    lin_make(s, &in, &b);
     int64_t blocks = (int64_t)n * j.n_heads;
     if (with)
         blocks += div_up((int64_t)n * j.index_heads, index_heads_here(j));
@@ -335,17 +333,16 @@ static void attn_out_rows(const struct attn_out_args *a, struct stream *s, int64
     float *r = gpu_take<float>(&c, (int64_t)n * ranks);
     struct lin_input o = input_rows(a->o, t0, n, wide), in = input_rows(r, 0, n, ranks);
     struct lin_batch first = {}, second = {};
-    const uint16_t *raw = (const uint16_t *)(const void *)a->o + t0 * wide;
-    if (!a->packed) {
-        raw = o.raw = gpu_take<uint16_t>(&c, lin_operand_rows(n) *
-                                                 wide); /* not quantised, whatever wo_a's form */
-        lin_prepare(s, &o);
-    }
-    lin_add(&first, a->wo_a, a->groups, raw, n, r, ranks, LIN_ROUND | LIN_WIDE);
-    lin_run(s, &first);
+    if (a->packed) {
+        o.x = NULL;
+        o.raw = (uint16_t *)(void *)a->o + t0 * wide;
+    } else
+        o.raw = gpu_take<uint16_t>(&c, lin_operand_rows(n) *
+                                           wide); /* not quantised, whatever wo_a's form */
+    lin_add(&first, a->wo_a, a->groups, o.raw, n, r, ranks, LIN_ROUND | LIN_WIDE);
+    lin_make(s, &o, &first);
     add(&second, &c, &in, a->wo_b, a->y + t0 * dim, dim, LIN_SEGMENTS);
-    lin_prepare(s, &in);
-    lin_run(s, &second);
+    lin_make(s, &in, &second);
 }
 
 GPU_ENTRY(attn_out)
@@ -369,8 +366,7 @@ static void main_proj_rows(const struct main_proj_args *a, struct stream *s, int
     j.eps = a->norm_eps;
     in.pick = a->row ? a->row + t0 : NULL;
     add_normed(&b, &j, &c, &in, a->main_proj, a->main_norm, a->main, t0, 1);
-    lin_prepare(s, &in);
-    lin_run(s, &b);
+    lin_make(s, &in, &b);
     run_norms(s, &j);
 }
 

@@ -169,14 +169,6 @@ GPU_FN void plan_item(const struct expert_job &j, const struct walk &w, const st
     __syncwarp();
 }
 
-/* Two values as E4M3, as gpu_e4m3_encode has them. */
-GPU_FN uint32_t e4m3_pair(float low, float high)
-{
-    uint16_t p;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(p) : "f"(high), "f"(low));
-    return p;
-}
-
 /* A block of a row to codes in the inputs' layout; lane l has values 4l .. 4l+3 (linear.cuh). */
 template <bool FP4>
 GPU_FN void make_codes(struct walk_memory &m, int buffer, int line, int c, uint2 h)
