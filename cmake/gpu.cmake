@@ -20,7 +20,8 @@ if(CMAKE_CXX_COMPILER AND NOT FST_SANITIZE STREQUAL "thread")
   # Those of kernels/sm90 that are written over sm90/mma.cuh, waves of 32 lanes.
   set(sm90_emulated ${CMAKE_SOURCE_DIR}/src/kernels/sm90/attention.cu
                     ${CMAKE_SOURCE_DIR}/src/kernels/sm90/index.cu
-                    ${CMAKE_SOURCE_DIR}/src/kernels/sm90/route.cu)
+                    ${CMAKE_SOURCE_DIR}/src/kernels/sm90/route.cu
+                    ${CMAKE_SOURCE_DIR}/src/kernels/sm90/seam.cu)
   set_source_files_properties(${sm90_emulated} PROPERTIES LANGUAGE CXX)
   target_sources(fst_emulate32 PRIVATE ${sm90_emulated})
 endif()

@@ -611,16 +611,20 @@ static void shape(struct ck *c, const struct ck_shape *m, int n, int n_ref)
 static const struct ck_shape narrow = {"narrow", 128, 2, 64, 16, 128, 64, 2,  128,
                                        5,        2,   4, 32, 4,  70,  2,  16, 8};
 
-/* The narrowest gate that Hopper's kernels take, and rows enough for both of them. */
+/* The narrowest gates that Hopper's kernels take, and rows enough for all of them. */
 static void gates(struct ck *c)
 {
-    static const struct ck_shape m = {
-        .name = "gate", .dim = 1024, .n_experts = 64, .k = 6, .vocab = 64};
-    ck_scratch(c, &m, 37, 1);
-    for (int kind = 0; kind < 3 && ck_wanted(c, "route"); kind++) {
-        case_route(c, &m, 37, 8, kind);
-        ck_free_all(c);
-    }
+    static const struct ck_shape shapes[] = {
+        {.name = "gate", .dim = 1024, .n_experts = 64, .k = 6, .vocab = 64},
+        {.name = "tall gate", .dim = 2048, .n_experts = 256, .k = 6, .vocab = 64},
+    };
+    for (int i = 0; i < 2; i++)
+        for (int kind = 0; kind < 3 && ck_wanted(c, "route"); kind++) {
+            int n = i ? 66 : 37;
+            ck_scratch(c, &shapes[i], n, 1);
+            case_route(c, &shapes[i], n, 8, kind);
+            ck_free_all(c);
+        }
 }
 
 void check_project(struct ck *c)

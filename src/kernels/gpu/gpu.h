@@ -76,9 +76,11 @@ extern "C" {
 /* Loops whose loads are to be under way together; registers for so many blocks a processor. */
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define GPU_UNROLL                  _Pragma("unroll")
+#define GPU_ROLLED                  _Pragma("unroll 1")
 #define GPU_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #else
 #define GPU_UNROLL
+#define GPU_ROLLED
 #define GPU_BOUNDS(threads, blocks)
 #endif
 
@@ -483,6 +485,19 @@ GPU_FN float gpu_inverse(float x)
     return __builtin_amdgcn_rcpf(x);
 #else
     return 1.0f / x;
+#endif
+}
+/* 1/sqrt(x) to 2 ulp, for x as above. */
+GPU_FN float gpu_inverse_root(float x)
+{
+#if defined(__CUDACC__)
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#elif defined(__HIPCC__)
+    return __builtin_amdgcn_rsqf(x);
+#else
+    return 1.0f / sqrtf(x);
 #endif
 }
 

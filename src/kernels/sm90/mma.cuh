@@ -36,9 +36,11 @@ extern "C" {
 size_t attention_sm90_scratch(const struct kernel_limits *l);
 bool attention_sm90_fits(int head_dim);
 size_t route_sm90_scratch(const struct kernel_limits *l);
+size_t seam_sm90_scratch(const struct kernel_limits *l);
 enum fst_status attention_sm90(const struct attention_args *a, struct stream *s);
 enum fst_status index_topk_sm90(const struct index_topk_args *a, struct stream *s);
 enum fst_status route_sm90(const struct route_args *a, struct stream *s);
+enum fst_status seam_sm90(const struct seam_args *a, struct stream *s);
 }
 
 GPU_FN uint32_t mma_address(const void *p)
@@ -66,6 +68,38 @@ GPU_FN void mma_store16(uint8_t *p, struct gpu_words w)
 {
     *(struct gpu_words *)(void *)p = w;
 }
+
+/* 16 bytes on their way to shared memory; groups of them; all but the last LEFT groups of this thread have
+ * arrived.  What lanes of one wave wrote to shared memory is seen by the others behind wave_order. */
+#if defined(__CUDACC__)
+GPU_FN void mma_copy16(uint8_t *to, const void *from)
+{
+    copy16(shared_at(to), from);
+}
+GPU_FN void mma_copies_end(void)
+{
+    copies_end();
+}
+template <int LEFT> GPU_FN void mma_copies_wait(void)
+{
+    copies_wait<LEFT>();
+}
+GPU_FN void wave_order(void)
+{
+    __syncwarp();
+}
+#else
+GPU_FN void mma_copy16(uint8_t *to, const void *from)
+{
+    mma_store16(to, gpu_load16(from));
+}
+GPU_FN void mma_copies_end(void) {}
+template <int LEFT> GPU_FN void mma_copies_wait(void) {}
+GPU_FN void wave_order(void)
+{
+    gpu_shfl_xor(0, 0);
+}
+#endif
 
 #if defined(__CUDACC__)
 #define MMA_APART                static __device__ __noinline__ /* the rare case: costs no registers elsewhere */
@@ -214,16 +248,17 @@ template <int DOWN, int N> GPU_FN void mma_rs(float (&d)[N], const uint32_t (&a)
 }
 GPU_FN void mma_16x8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 {
-    for (int k = 0; k < 16; k++) {
+    for (int k = 0; k < 16; k += 2) {
         int lane = gpu_lane(), half = k % 8 / 2;
         uint32_t x[2], y[2];
         for (int i = 0; i < 2; i++) {
             x[i] = gpu_shfl(a[k / 8 * 2 + i], lane / 4 * 4 + half);
             y[i] = gpu_shfl(b[k / 8], (lane % 4 * 2 + i) * 4 + half);
         }
-        for (int i = 0; i < 4; i++)
-            d[i] = fmaf(k % 2 ? gpu_high(x[i / 2]) : gpu_low(x[i / 2]),
-                        k % 2 ? gpu_high(y[i % 2]) : gpu_low(y[i % 2]), d[i]);
+        for (int i = 0; i < 4; i++) {
+            d[i] = fmaf(gpu_low(x[i / 2]), gpu_low(y[i % 2]), d[i]);
+            d[i] = fmaf(gpu_high(x[i / 2]), gpu_high(y[i % 2]), d[i]);
+        }
     }
 }
 GPU_FN uint32_t mma_pair(float low, float high)
