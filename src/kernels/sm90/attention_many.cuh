@@ -16,7 +16,7 @@ enum {
     LOADER_REGISTERS = 64,          /* together 256: all of a processor's, over 4 warpgroups */
     MANY_BLOCKS = MMA_SIZE(132, 5), /* one per processor */
     AHEAD = 4,                      /* keys of a wave on their way */
-    PLACES = 8, /* rows of a block that may be in work, and more: see next_piece */
+    PLACES = 4,                     /* rows of a block that are in work at once */
     WINDOW_PIECES = WINDOW / TILE,
     /* barriers */
     TILE_FULL = 1, /* and the next: of the two tiles */
@@ -42,9 +42,10 @@ struct many {
 
 /* ---------------------------------------------------------------- loaders */
 
+/* Worked out where it is used: loaders have few registers. */
 GPU_FN int loader(void)
 {
-    return (int)threadIdx.x - THREADS;
+    return mma_anew((int)threadIdx.x) - THREADS;
 }
 GPU_FN int loader_wave(void)
 {
@@ -85,22 +86,22 @@ GPU_FN void hint_queries(const struct attention_sm90_job *j, int item)
         gpu_prefetch((const uint8_t *)j->a.q + at + i);
 }
 
-/* The queries of the block's item `row`, once the multipliers are through with those before. */
+/* The queries of a row, once the multipliers are through with those of the row before. */
 GPU_FN void next_queries(const struct attention_sm90_job *j, const struct many *b,
-                         const struct place *w, int row)
+                         const struct place *w, bool first)
 {
-    if (row)
+    if (!first)
         part_sync(QUERIES_FREE, BOTH);
     if (j->a.packed)
-        load_packed<THREADS>(j, w->t, w->group, b->q, mma_anew(loader()));
+        load_packed<THREADS>(j, w->t, w->group, b->q, loader());
     else
-        load_queries<WAVES, 1>(j, w->t, w->group, b->q, loader_wave());
+        load_queries<WAVES, 1>(j, w->t, w->group, b->q, loader() / 32);
     copies_wait<0>();
 }
 
 /* Pieces p .. last-1 of a row, whose keys' places are known: tiles t .. of the block. */
 GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b,
-                        const struct place *w, int row, int p, int last, int t)
+                        const struct place *w, int p, int last, int t)
 {
     int part = mma_anew(gpu_lane());
     const int32_t *at = b->s->at + loader_wave();
@@ -120,7 +121,7 @@ GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b
             raw[u % AHEAD] = fetch<false>(&from, at[(u + AHEAD) * WAVES]);
         }
         if (p == 0)
-            next_queries(j, b, w, row);
+            next_queries(j, b, w, t == 0);
         shared_to_wgmma();
         part_arrive(TILE_FULL + t % 2, BOTH);
     }
@@ -148,7 +149,7 @@ GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
             int last = FST_MIN(w->n, p + WINDOW_PIECES);
             find_places(j, w, p, b->s->at);
             part_sync(LOADERS, THREADS);
-            load_pieces(j, b, w, row, p, last, t);
+            load_pieces(j, b, w, p, last, t);
             t += last - p;
             part_sync(LOADERS, THREADS); /* nobody is in the places any more */
         }

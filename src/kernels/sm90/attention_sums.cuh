@@ -14,17 +14,20 @@ GPU_FN void load_packed(const struct attention_sm90_job *j, int64_t t, int group
                         int me)
 {
     enum { CHUNKS = DIM / 8 };
-    int heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
-    const uint8_t *x = (const uint8_t *)j->a.q + (t * j->a.n_heads + group * HEADS) * DIM * 2;
+    int first = group * HEADS, heads = FST_MIN(j->a.n_heads - first, (int)HEADS);
+    const struct gpu_words *x =
+        (const struct gpu_words *)(const void *)j->a.q + (t * j->a.n_heads + first) * CHUNKS + me;
     GPU_ROLLED
-    for (int at = me; at < HEADS * CHUNKS; at += N) {
-        int h = at / CHUNKS, c = at % CHUNKS;
+    do {
+        int h = me / CHUNKS, c = me % CHUNKS;
         uint8_t *to = q + c / 8 * BLOCK_BYTES + mma_place(h, c % 8);
         if (h < heads)
-            mma_copy16(to, x + at * 16);
+            mma_copy16(to, x);
         else
             mma_store16(to, {});
-    }
+        me += N;
+        x += N;
+    } while (me < HEADS * CHUNKS);
     copies_end();
 }
 
@@ -35,28 +38,29 @@ GPU_FN void load_queries(const struct attention_sm90_job *j, int64_t t, int grou
                          int me)
 {
     enum { QUADS = DIM / 128 };
-    int lane = gpu_lane(), heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
+    int lane = mma_anew(gpu_lane()), heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
     const float *x = j->a.q + (t * j->a.n_heads + group * HEADS) * DIM + 4 * lane;
     q += lane / 16 * BLOCK_BYTES + lane % 2 * 8;
     GPU_ROLLED
-    for (int first = me; first < HEADS; first += AT_ONCE * N) {
+    do {
         struct gpu_quad v[AT_ONCE * QUADS];
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE * QUADS; i++) {
-            int h = first + i / QUADS * N;
+            int h = me + i / QUADS * N;
             v[i] = {};
             if (h < heads)
                 v[i] = gpu_load4(x + h * DIM + i % QUADS * 128);
         }
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE * QUADS; i++) {
-            int h = first + i / QUADS * N;
+            int h = me + i / QUADS * N;
             uint8_t *to = q + mma_place(h, lane % 16 / 2) + i % QUADS * 2 * BLOCK_BYTES;
             struct rows_half o = {{mma_pair(v[i].v[0], v[i].v[1]), mma_pair(v[i].v[2], v[i].v[3])}};
             if (h < HEADS)
                 *(struct rows_half *)(void *)to = o;
         }
-    }
+        me += AT_ONCE * N;
+    } while (me < HEADS);
 }
 
 /* ---------------------------------------------------------------- scores and weights */
