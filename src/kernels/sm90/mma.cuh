@@ -105,6 +105,31 @@ GPU_FN void wave_order(void)
 #define MMA_APART                static __device__ __noinline__ /* the rare case: costs no registers elsewhere */
 #define MMA_SIZE(card, emulated) (card) /* what takes thousands of blocks to reach: less in tests */
 
+/* Barrier n (1 .. 15) of as many threads, in whole waves.  part_arrive is for those who need not wait. */
+GPU_FN void part_sync(int n, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(n), "r"(threads) : "memory");
+}
+GPU_FN void part_arrive(int n, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(n), "r"(threads) : "memory");
+}
+/* Registers of a thread from here on: more, or fewer so that other warpgroups of the block may have more.
+ * All threads of a warpgroup call. */
+template <int N> GPU_FN void more_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> GPU_FN void fewer_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+/* 16 bytes on their way to shared memory; copies_wait and a barrier, then they are there. */
+GPU_FN void mma_copy16(uint8_t *to, const void *from)
+{
+    copy16(shared_at(to), from);
+}
+
 /* A tile as the instructions take it: its place in shared memory and two strides. */
 typedef uint64_t mma_tile;
 GPU_FN mma_tile mma_tile_of(const void *p, uint32_t block_bytes)
@@ -116,6 +141,18 @@ GPU_FN mma_tile mma_tile_of(const void *p, uint32_t block_bytes)
 GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
 {
     return t + (uint64_t)(uint32_t)(bytes >> 4);
+}
+/* The same, of which the compiler knows nothing: what follows from it, such as the places of all steps of a
+ * product, it keeps in registers otherwise, from one piece or row to the next. */
+GPU_FN mma_tile mma_anew(mma_tile t)
+{
+    asm volatile("" : "+l"(t));
+    return t;
+}
+GPU_FN int mma_anew(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 /* S = Q K^T: 32 columns, k along the rows of both tiles. */
@@ -197,7 +234,31 @@ GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
     t.p += bytes;
     return t;
 }
+GPU_FN void part_sync(int n, int threads)
+{
+    emulate_part_barrier(n, threads, true);
+}
+GPU_FN void part_arrive(int n, int threads)
+{
+    emulate_part_barrier(n, threads, false);
+}
+template <int N> GPU_FN void more_registers(void) {}
+template <int N> GPU_FN void fewer_registers(void) {}
+GPU_FN void mma_copy16(uint8_t *to, const void *from)
+{
+    mma_store16(to, gpu_load16(from));
+}
+GPU_FN mma_tile mma_anew(mma_tile t)
+{
+    return t;
+}
+GPU_FN int mma_anew(int x)
+{
+    return x;
+}
 /* As in wgmma.cuh. */
+GPU_FN void copies_end(void) {}
+template <int LEFT> GPU_FN void copies_wait(void) {}
 GPU_FN void shared_to_wgmma(void) {}
 GPU_FN void wgmma_begin(void) {}
 GPU_FN void wgmma_end(void) {}
