@@ -410,7 +410,7 @@ static const float *queries(struct world *w, int first, int n, bool packed)
     if (!packed)
         return w->q + first * heads;
     memcpy(w->q_packed, w->q + first * heads, (size_t)(n * heads) * 4);
-    ck_pack(w->q_packed, n * heads, false);
+    ck_pack(w->q_packed, n, heads, false);
     return w->q_packed;
 }
 
@@ -441,7 +441,7 @@ static void run_attention(struct ck *c, struct ck_case *t, const struct kernels 
                                .packed = packed};
     FST_ASSERT(k->attention(&a, s) == FST_OK);
     if (packed)
-        ck_unpack(a.o, n * heads, true);
+        ck_unpack(a.o, n, heads, true);
     if (!c->bench)
         store_ring(w, k, s, r, w->kv_done + first * dim);
 }
@@ -552,7 +552,7 @@ static void run_block(struct ck *c, struct ck_case *t, const struct kernels *k, 
     (void)c;
     FST_ASSERT(k->attention(&a, s) == FST_OK);
     if (packed)
-        ck_unpack(a.o, rows * heads, true);
+        ck_unpack(a.o, rows, heads, true);
 }
 
 static void case_block(struct ck *c, struct world *w)

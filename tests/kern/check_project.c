@@ -266,7 +266,7 @@ static void run_q(struct ck *c, struct ck_case *t, const struct kernels *k, stru
     a.n_rows = n;
     FST_ASSERT(k->q_path(&a, s) == FST_OK);
     if (a.packed)
-        ck_unpack(a.q, (int64_t)n * a.n_heads * a.head_dim, false);
+        ck_unpack(a.q, n, (int64_t)a.n_heads * a.head_dim, false);
 }
 
 static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, bool index)
@@ -317,7 +317,7 @@ static void run_out(struct ck *c, struct ck_case *t, const struct kernels *k, st
     a.packed = u->packed && k->heads_packed && k->heads_packed(&q, &a);
     if (a.packed) {
         memcpy(u->packed, a.o, (size_t)(n * wide) * 4);
-        ck_pack(u->packed, n * wide, true);
+        ck_pack(u->packed, n, wide, true);
         a.o = u->packed;
     }
     a.y = ROW(a.y, first, a.wo_b->n_out);

@@ -196,38 +196,48 @@ double ck_nmse(const float *a, const float *b, int64_t n)
     return d == 0 ? 0 : d / fmax(s, 1e-60);
 }
 
-/* Place of value i of 64. */
-static int packed_place(int i, bool o)
+/* Place of value i of row t of packed heads, `wide` values a row, of a step of n rows.  q: in order.  o: 4,096
+ * rows at a time; value 16q+4j+i of every 64 in piece 2j + i/2 of 8 values, at 2q + i%2; from 33 rows on in
+ * tiles of up to 128 rows, where the rows' first lines of 64 values come first, then their second ones,
+ * and pieces are crossed with the row's last three bits. */
+static int64_t packed_place(int64_t t, int64_t i, int64_t n, int64_t wide, bool o)
 {
-    int q = i / 16, j = i / 4 % 4, e = i % 4;
-    return o ? 16 * j + 2 * q + e % 2 + e / 2 * 8 : i;
+    int64_t base = t / 4096 * 4096, rows = FST_MIN(n - base, 4096), row = t - base;
+    int64_t line = i / 64, v = i % 64, piece = v / 4 % 4 * 2 + v % 4 / 2, at = v / 16 * 2 + v % 2;
+    if (!o)
+        return t * wide + i;
+    if (rows < 33)
+        return (base + row) * wide + line * 64 + piece * 8 + at;
+    int64_t tiles = (rows + 127) / 128, tall = round_up(div_up(rows, tiles), 8);
+    int64_t first = row / tall * tall, here = round_up(FST_MIN(tall, rows - first), 8),
+            r = row - first;
+    return (base + first) * wide + (line * here + r) * 64 + (piece ^ r % 8) * 8 + at;
 }
 
-void ck_pack(float *x, int64_t n, bool o)
+void ck_pack(float *x, int64_t n, int64_t wide, bool o)
 {
-    uint16_t *to = (uint16_t *)(void *)x;
-    for (int64_t b = 0; b < n; b += 64) {
-        uint16_t block[64];
-        for (int i = 0; i < 64; i++) {
-            uint32_t u;
-            memcpy(&u, x + b + i, 4);
-            block[packed_place(i, o)] = (uint16_t)(u >> 16);
-        }
-        memcpy(to + b, block, sizeof block);
+    uint16_t *to = mem_calloc((size_t)(round_up(n, 8) * wide), sizeof *to);
+    FST_ASSERT(to);
+    for (int64_t i = 0; i < n * wide; i++) {
+        uint32_t u;
+        memcpy(&u, x + i, 4);
+        to[packed_place(i / wide, i % wide, n, wide, o)] = (uint16_t)(u >> 16);
     }
+    memcpy(x, to, (size_t)FST_MIN(round_up(n, 8), 2 * n) * (size_t)wide * sizeof *to);
+    mem_free(to);
 }
 
-void ck_unpack(float *x, int64_t n, bool o)
+void ck_unpack(float *x, int64_t n, int64_t wide, bool o)
 {
-    const uint16_t *from = (const uint16_t *)(const void *)x;
-    for (int64_t b = n - 64; b >= 0; b -= 64) {
-        uint16_t block[64];
-        memcpy(block, from + b, sizeof block);
-        for (int i = 0; i < 64; i++) {
-            uint32_t u = (uint32_t)block[packed_place(i, o)] << 16;
-            memcpy(x + b + i, &u, 4);
-        }
+    size_t bytes = (size_t)(n * wide) * sizeof *x;
+    uint16_t *from = mem_alloc(bytes);
+    FST_ASSERT(from);
+    memcpy(from, x, bytes);
+    for (int64_t i = 0; i < n * wide; i++) {
+        uint32_t u = (uint32_t)from[packed_place(i / wide, i % wide, n, wide, o)] << 16;
+        memcpy(x + i, &u, 4);
     }
+    mem_free(from);
 }
 
 void ck_scratch(struct ck *c, const struct ck_shape *m, int n_rows, int64_t max_entries)

@@ -86,9 +86,9 @@ bool ck_wanted(const struct ck *c, const char *entry);
 /* One verdict: counts, prints when it fails. */
 void ck_verdict(struct ck *c, bool ok, const char *entry, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* Heads as of heads_packed, in the place of their floats: n values, a multiple of 64; o: in wo_a's order. */
-void ck_pack(float *x, int64_t n, bool o);
-void ck_unpack(float *x, int64_t n, bool o);
+/* n rows of heads as of heads_packed, in the place of their floats; o: in wo_a's order. */
+void ck_pack(float *x, int64_t n, int64_t wide, bool o);
+void ck_unpack(float *x, int64_t n, int64_t wide, bool o);
 /* NMSE of a against b; 0 for equal, infinity for a NaN on one side. */
 double ck_nmse(const float *a, const float *b, int64_t n);
 

@@ -335,7 +335,7 @@ static void attn_out_rows(const struct attn_out_args *a, struct stream *s, int64
     struct lin_batch first = {}, second = {};
     if (a->packed) {
         o.x = NULL;
-        o.raw = (uint16_t *)(void *)a->o + t0 * wide;
+        o.raw = (uint16_t *)(uintptr_t)a->o + t0 * wide;
     } else
         o.raw = gpu_take<uint16_t>(&c, lin_operand_rows(n) *
                                            wide); /* not quantised, whatever wo_a's form */

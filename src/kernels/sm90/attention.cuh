@@ -5,6 +5,7 @@
 
 #include "kernels/gpu/keys.cuh"
 #include "kernels/sm90/mma.cuh"
+#include "kernels/sm90/operand.cuh"
 
 enum {
     TILE = KEYS_PIECE,

@@ -250,7 +250,9 @@ GPU_FN void store_output(const struct attention_sm90_job *j, const struct place 
     GPU_UNROLL
     for (int r = 0; r < 2; r++) {
         int64_t at = ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM;
-        uint8_t *to = (uint8_t *)j->a.o + 2 * (at + d0) + gpu_lane() % 4 * 16; /* packed */
+        struct operand_place to =
+            packed_heads(j->a.o, j->rows.n_rows, (int64_t)j->a.n_heads * DIM, w->t);
+        uint8_t *line = to.line + ((head + 8 * r) * DIM + d0) / MMA_BLOCK * to.pitch; /* packed */
         if (head + 8 * r >= j->a.n_heads)
             continue;
         GPU_UNROLL
@@ -268,7 +270,8 @@ GPU_FN void store_output(const struct attention_sm90_job *j, const struct place 
                     *(struct rows_half *)(void *)(j->a.o + at + d + 8 * k) = x;
             }
             if (j->a.packed)
-                mma_store16(to + i * 64, p);
+                mma_store16(
+                    line + i / 2 * to.pitch + (((i % 2 * 4 + gpu_lane() % 4) ^ to.swap) << 4), p);
         }
     }
 }

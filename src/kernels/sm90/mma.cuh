@@ -124,11 +124,6 @@ template <int N> GPU_FN void fewer_registers(void)
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* 16 bytes on their way to shared memory; copies_wait and a barrier, then they are there. */
-GPU_FN void mma_copy16(uint8_t *to, const void *from)
-{
-    copy16(shared_at(to), from);
-}
 
 /* A tile as the instructions take it: its place in shared memory and two strides. */
 typedef uint64_t mma_tile;
@@ -244,10 +239,6 @@ GPU_FN void part_arrive(int n, int threads)
 }
 template <int N> GPU_FN void more_registers(void) {}
 template <int N> GPU_FN void fewer_registers(void) {}
-GPU_FN void mma_copy16(uint8_t *to, const void *from)
-{
-    mma_store16(to, gpu_load16(from));
-}
 GPU_FN mma_tile mma_anew(mma_tile t)
 {
     return t;

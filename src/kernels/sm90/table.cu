@@ -43,7 +43,7 @@ static enum fst_status pick_attn_out(const struct attn_out_args *a, struct strea
 /* All three blocks take them so, or none. */
 static bool heads_packed(const struct q_path_args *q, const struct attn_out_args *out)
 {
-    static_assert(PACK_ROWS == LIN_ROWS, "attn_out's rows");
+    static_assert((int)PACK_ROWS == (int)LIN_ROWS, "attn_out's rows");
     struct lin_job wq_b = {};
     if (gpu_there(q->wq_b))
         wq_b.w = *q->wq_b; /* tiles.cu keeps sums of slices where the output goes */
@@ -89,7 +89,8 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->main_proj = pick_main_proj;
     k->head = pick_head;
     k->experts = pick_experts;
-    k->seam = seam_sm90; /* seam, route and attention delegate by themselves, index_topk takes all */
+    k->seam =
+        seam_sm90; /* seam, route and attention delegate by themselves, index_topk takes all */
     k->route = route_sm90;
     k->index_topk = index_topk_sm90;
     k->attention = attention_sm90;
