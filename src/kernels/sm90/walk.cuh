@@ -290,11 +290,6 @@ GPU_FN uint32_t kept(uint32_t at)
     asm volatile("" : "+r"(at));
     return at;
 }
-template <int TO, int FROM> GPU_FN void copy16_at(uint32_t to, const uint8_t *from)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0+%2], [%1+%3], 16;\n" ::"r"(to), "l"(from),
-                 "n"(TO), "n"(FROM));
-}
 template <int TO, int FROM> GPU_FN void copy8_at(uint32_t to, const uint8_t *from)
 {
     asm volatile("cp.async.ca.shared.global [%0+%2], [%1+%3], 8;\n" ::"r"(to), "l"(from), "n"(TO),
