@@ -111,11 +111,13 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 16 ? 4 : 2)
     GPU_SHARED int row[N], visit[N];
     int outs = outputs(j, false);
     int block = (int)blockIdx.x / (SHARED ? 2 : 1), tile = block / outs, o = block % outs * GATES;
-    gpu_let_next();
     if (SHARED) {
+        gpu_wait_before();
+        gpu_let_next(); /* behind the wait: walk_kernel reads lists and inputs before its own */
         hidden<FORM_FP8, N>(j, j.shared, shared_tile(j, tile), o, shared, row, visit);
         return;
     }
+    gpu_let_next();
     gpu_wait_before();
     if (tile < *j.n_tiles)
         hidden<FORM_FP4, N>(j, j.experts[j.tile[tile].expert], j.tile[tile], o, shared, row, visit);
@@ -170,11 +172,13 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 16 ? 4 : 2)
     int outs = outputs(j, true);
     int block = (int)blockIdx.x / (SHARED ? 2 : 1), tile = block / outs,
         o = block % outs * STREAM_ROWS;
-    gpu_let_next();
     if (SHARED) {
+        gpu_wait_before();
+        gpu_let_next(); /* the same */
         down<FORM_FP8, N>(j, j.shared.w2, shared_tile(j, tile), o, shared, row);
         return;
     }
+    gpu_let_next();
     gpu_wait_before();
     if (tile < *j.n_tiles)
         down<FORM_FP4, N>(j, j.experts[j.tile[tile].expert].w2, j.tile[tile], o, shared, row);
@@ -214,7 +218,10 @@ void experts_sums(const struct expert_job &j, struct stream *s)
 /* ---------------------------------------------------------------- from tile to tile */
 
 /* The first j.shared_blocks blocks begin with halves of the shared expert's tiles of S rows, which are as
- * long as routed ones.  S: WALK_FEW, with lists that blocks make themselves; 0: no such blocks. */
+ * long as routed ones.  S: WALK_FEW, with lists that blocks make themselves; 0: no such blocks, since a
+ * kernel for wider tiles runs in front.  What that one waited for is over when this one starts, nor does
+ * either write what the other reads or writes: so this one waits for it only at the end, in the name of
+ * the next, and both run at once. */
 template <bool DOWN, int BLOCKS, int S>
 GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
     walk_kernel(const __grid_constant__ struct expert_job j)
@@ -250,7 +257,7 @@ GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
         }
         __syncthreads();
     }
-    if (!few)
+    if (wide)
         gpu_wait_before();
     int given = (int)gridDim.x - j.shared_blocks;
     struct walk w = {(few ? list.n : *j.n_tiles) * outs, outs, given, j.next + DOWN};
@@ -266,7 +273,9 @@ GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
             gpu_wait_before();
         clerk_walk<DOWN, BLOCKS, few>(j, w, list, m, h, chunk);
     } else
-        walk_routed<DOWN, BLOCKS>(j, m, h, chunk);
+        walk_routed<DOWN, BLOCKS, S>(j, m, h, chunk);
+    if (S == 0)
+        gpu_wait_before();
 }
 
 /* Inputs of V4-Flash's and V4-Pro's experts, in blocks. */

@@ -345,7 +345,7 @@ GPU_FN void thin_copy(uint32_t to, const uint8_t *w, int64_t four)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        copy16((to ^ (k & 1 ? 64 : 0)) + (uint32_t)(4 * k * STREAM_LINE), w + k * four);
+        copy16_at<0, 0>((to ^ (k & 1 ? 64 : 0)) + (uint32_t)(4 * k * STREAM_LINE), w + k * four);
 }
 
 /* d = four steps with the inputs at `at` (a descriptor's low word), or d += them. */

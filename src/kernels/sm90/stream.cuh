@@ -139,6 +139,13 @@ GPU_FN void fp8_to_bf16(uint32_t *low, uint32_t *high, uint32_t w)
 
 /* ---------------------------------------------------------------- copies of a stage */
 
+/* 16 bytes of a weight row, whose next 128 come with the next stage: both from memory at once. */
+template <int TO, int FROM> GPU_FN void copy16_at(uint32_t to, const uint8_t *from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0+%2], [%1+%3], 16;\n" ::"r"(to), "l"(from),
+                 "n"(TO), "n"(FROM));
+}
+
 /* Each of eight rows keeps its 16-byte pieces at other places, so that neither the same piece of eight
  * rows nor four of two rows meet in a bank. */
 GPU_FN int weight_piece(int row, int piece)

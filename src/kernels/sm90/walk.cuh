@@ -290,11 +290,6 @@ GPU_FN uint32_t kept(uint32_t at)
     asm volatile("" : "+r"(at));
     return at;
 }
-template <int TO, int FROM> GPU_FN void copy16_at(uint32_t to, const uint8_t *from)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0+%2], [%1+%3], 16;\n" ::"r"(to), "l"(from),
-                 "n"(TO), "n"(FROM));
-}
 template <int TO, int FROM> GPU_FN void copy8_at(uint32_t to, const uint8_t *from)
 {
     asm volatile("cp.async.ca.shared.global [%0+%2], [%1+%3], 8;\n" ::"r"(to), "l"(from), "n"(TO),
@@ -512,8 +507,8 @@ GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_plac
         walk_segment<BLOCKS>(s, c * CHUNK + 2 * AT + 1);
 }
 
-/* The products of the items from plan 0 on; `put` keeps an item's. */
-template <bool DOWN, int BLOCKS>
+/* The products of the items from plan 0 on.  S: walk_kernel's. */
+template <bool DOWN, int BLOCKS, int S>
 GPU_FN void walk_routed(const struct expert_job &j, struct walk_memory &m, struct walk_shared &h,
                         int chunk)
 {
@@ -536,7 +531,8 @@ GPU_FN void walk_routed(const struct expert_job &j, struct walk_memory &m, struc
     copies_end();
     feed_stage<DOWN, BLOCKS * 64, 2, true>(f);
     copies_end();
-    gpu_wait_before();
+    if (S)
+        gpu_wait_before();
     for (at.item = 0; at.more; at.item++) {
         const struct walk_plan &p = h.plan[at.item % PLANS];
         sum_begin(s);
