@@ -22,7 +22,7 @@ static void add(struct lin_batch *b, struct gpu_cut *c, struct lin_input *in, co
 
 /* ---------------------------------------------------------------- norms after a product */
 
-enum { NORM_THREADS = 256, NORM_ITEMS = 3 };
+enum { NORM_THREADS = 256, NORM_ITEMS = 3, NORM_WAVES = 4, NORM_QUADS = 12 };
 
 /* y = bf16(norm * y / rms(y)) or, without norm, bf16(y * scale), in place. */
 struct norm_item {
@@ -37,13 +37,58 @@ struct norm_job {
     float eps;
 };
 
-/* One block per row and item.  A thread keeps V values of the row, all that are known to fit; the norm's
- * weights are asked for before the wait. */
+GPU_FN struct norm_item norm_item_of(const struct norm_job &j, int which)
+{
+    return which == 0 ? j.item[0] : which == 1 ? j.item[1] : j.item[2];
+}
+
+/* One wave per row and item, without a barrier; a lane keeps Q quads of the row.  The norm's weights are
+ * asked for before the wait. */
+template <int Q>
+GPU_KERNEL void GPU_BOUNDS(NORM_WAVES *GPU_WAVE, 4) norm_rows_kernel(struct norm_job j)
+{
+    int64_t unit = (int64_t)blockIdx.x * NORM_WAVES + gpu_wave(), all = (int64_t)j.n * j.n_rows;
+    int which = (int)(FST_MIN(unit, all - 1) / j.n_rows), d0 = 4 * gpu_lane();
+    struct norm_item t = norm_item_of(j, which);
+    float *y = t.y + (unit - (int64_t)which * j.n_rows) * t.width, r = t.scale, sum = 0;
+    struct gpu_quad x[Q], norm[Q];
+    gpu_let_next();
+    GPU_UNROLL
+    for (int i = 0; i < Q; i++) {
+        norm[i] = {{1, 1, 1, 1}};
+        if (t.norm && d0 + 4 * i * GPU_WAVE < t.width)
+            norm[i] = gpu_load4(t.norm + d0 + 4 * i * GPU_WAVE);
+    }
+    gpu_wait_before();
+    if (unit >= all) /* the whole wave */
+        return;
+    GPU_UNROLL
+    for (int i = 0; i < Q; i++) {
+        x[i] = {};
+        if (d0 + 4 * i * GPU_WAVE < t.width)
+            x[i] = gpu_load4(y + d0 + 4 * i * GPU_WAVE);
+    }
+    GPU_UNROLL
+    for (int i = 0; i < 4 * Q; i++)
+        sum = fmaf(x[i / 4].v[i % 4], x[i / 4].v[i % 4], sum);
+    sum = wave_sum(sum);
+    if (t.norm)
+        r = 1.0f / sqrtf(sum / (float)t.width + j.eps);
+    GPU_UNROLL
+    for (int i = 0; i < Q; i++) {
+        for (int m = 0; m < 4; m++)
+            x[i].v[m] = gpu_bf16(x[i].v[m] * r * norm[i].v[m]);
+        if (d0 + 4 * i * GPU_WAVE < t.width)
+            gpu_store4(y + d0 + 4 * i * GPU_WAVE, x[i]);
+    }
+}
+
+/* One block per row and item, for wide rows: a thread keeps V values, all that are known to fit. */
 template <int V> GPU_KERNEL void norm_kernel(struct norm_job j)
 {
     GPU_SHARED float part[NORM_THREADS / GPU_WAVE];
     int which = (int)blockIdx.x / j.n_rows, tid = (int)threadIdx.x;
-    struct norm_item t = which == 0 ? j.item[0] : which == 1 ? j.item[1] : j.item[2];
+    struct norm_item t = norm_item_of(j, which);
     float *y = t.y + (int64_t)((int)blockIdx.x % j.n_rows) * t.width;
     float x[V], norm[V], sum = 0, r = t.scale;
     gpu_let_next();
@@ -75,10 +120,20 @@ static void add_norm(struct norm_job *j, float *y, const float *norm, int width,
 
 static void run_norms(struct stream *s, const struct norm_job *j)
 {
-    int most = 0;
-    for (int i = 0; i < j->n; i++)
+    int most = 0, quads = 0;
+    for (int i = 0; i < j->n; i++) {
         most = FST_MAX(most, j->item[i].width);
+        quads += j->item[i].width % 4 == 0;
+    }
     FST_ASSERT(most <= 64 * NORM_THREADS);
+    if (quads == j->n && most <= 4 * GPU_WAVE * NORM_QUADS) {
+        gpu_launch_early(most <= 4 * GPU_WAVE * 4   ? norm_rows_kernel<4>
+                         : most <= 4 * GPU_WAVE * 8 ? norm_rows_kernel<8>
+                                                    : norm_rows_kernel<NORM_QUADS>,
+                         div_up((int64_t)j->n * j->n_rows, NORM_WAVES), NORM_WAVES * GPU_WAVE, 0, s,
+                         *j);
+        return;
+    }
     gpu_launch_early(most <= 4 * NORM_THREADS    ? norm_kernel<4>
                      : most <= 16 * NORM_THREADS ? norm_kernel<16>
                                                  : norm_kernel<64>,
@@ -137,33 +192,50 @@ GPU_ENTRY(attn_in)
 
 /* ---------------------------------------------------------------- q_path */
 
-enum { HEAD_THREADS = 64, INDEX_MAX = 128 };
+enum { HEAD_WAVES = 4, HEAD_THREADS = HEAD_WAVES * GPU_WAVE, HEAD_MAX = 2048, INDEX_MAX = 128 };
 
 struct heads_job {
     float *q, *qi; /* q packed: bf16 in its place */
     const float *cs;
     int n_rows, n_heads, head_dim, rope_dim, index_heads, index_dim;
     float norm_eps;
+    int64_t q_blocks; /* the first ones, for q */
 };
 
-/* Values at .. at+3 of q. */
-template <bool PACKED> GPU_FN struct gpu_quad load_query(const float *q, int64_t at)
+/* Eight values of q, as they lie in memory. */
+template <bool PACKED> struct query_words {
+    struct gpu_words w[PACKED ? 1 : 2];
+};
+template <bool PACKED> GPU_FN const uint8_t *query_at(const float *q, int64_t at)
+{
+    return (const uint8_t *)q + (PACKED ? 2 : 4) * at;
+}
+template <bool PACKED>
+GPU_FN void load_query(struct query_words<PACKED> *p, const float *q, int64_t at)
+{
+    GPU_UNROLL
+    for (int i = 0; i < (PACKED ? 1 : 2); i++)
+        p->w[i] = gpu_load16(query_at<PACKED>(q, at) + 16 * i);
+}
+template <bool PACKED> GPU_FN float query_value(const struct query_words<PACKED> &p, int i)
 {
     if (!PACKED)
-        return gpu_load4(q + at);
-    struct rows_half p =
-        *(const struct rows_half *)(const void *)((const uint16_t *)(const void *)q + at);
-    struct gpu_quad v = {{gpu_low(p.w[0]), gpu_high(p.w[0]), gpu_low(p.w[1]), gpu_high(p.w[1])}};
-    return v;
+        return gpu_float(p.w[i / 4 % (int)(sizeof p / 16)].w[i % 4]);
+    return i % 2 ? gpu_high(p.w[0].w[i / 2]) : gpu_low(p.w[0].w[i / 2]);
 }
 /* v is on the bf16 grid. */
-template <bool PACKED> GPU_FN void store_query(float *q, int64_t at, const struct gpu_quad &v)
+template <bool PACKED> GPU_FN void store_query(float *q, int64_t at, const struct gpu_quad (&v)[2])
 {
-    struct rows_half p = {{gpu_pair(v.v[0], v.v[1]), gpu_pair(v.v[2], v.v[3])}};
-    if (PACKED)
-        *(struct rows_half *)(void *)((uint16_t *)(void *)q + at) = p;
-    else
-        gpu_store4(q + at, v);
+    if (PACKED) {
+        struct gpu_words w;
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++)
+            w.w[i] = gpu_pair(v[i / 2].v[i % 2 * 2], v[i / 2].v[i % 2 * 2 + 1]);
+        *(struct gpu_words *)(void *)((uint16_t *)(void *)q + at) = w;
+    } else {
+        gpu_store4(q + at, v[0]);
+        gpu_store4(q + at + 4, v[1]);
+    }
 }
 
 /* Rotates two pairs by cos, sin, cos, sin. */
@@ -184,35 +256,45 @@ GPU_FN struct gpu_quad angles_of(const float *cs, int d, int dim, int rope_dim)
     return d < dim && d >= dim - rope_dim ? gpu_load4(cs + d - (dim - rope_dim)) : q;
 }
 
-/* A head of q: norm and rotation, one rounding.  A thread has Q times four values. */
-template <int Q, bool PACKED>
-GPU_FN void finish_query(float *q, int64_t at, int dim, int rope_dim, const float *cs, float eps,
-                         float *part)
+/* A head of q by a wave: norm and rotation, one rounding.  A lane has O times eight values. */
+template <int O, bool PACKED>
+GPU_FN void finish_query(float *q, int64_t at, int dim, int rope_dim, const float *cs, float eps)
 {
-    struct gpu_quad v[Q], angle[Q];
+    struct query_words<PACKED> p[O] = {
+    };
+    struct gpu_quad angle[O][2];
     float sum = 0;
     GPU_UNROLL
-    for (int i = 0; i < Q; i++) {
-        int d = 4 * ((int)threadIdx.x + i * HEAD_THREADS);
-        v[i] = {};
+    for (int i = 0; i < O; i++) {
+        int d = 8 * (gpu_lane() + i * GPU_WAVE);
         if (d < dim)
-            v[i] = load_query<PACKED>(q, at + d);
-        angle[i] = angles_of(cs, d, dim, rope_dim);
+            load_query<PACKED>(&p[i], q, at + d);
     }
     GPU_UNROLL
-    for (int i = 0; i < 4 * Q; i++)
-        sum = fmaf(v[i / 4].v[i % 4], v[i / 4].v[i % 4], sum);
-    float r = 1.0f / sqrtf(block_sum(sum, part) / (float)dim + eps);
+    for (int i = 0; i < 2 * O; i++)
+        angle[i / 2][i % 2] =
+            angles_of(cs, 8 * (gpu_lane() + i / 2 * GPU_WAVE) + i % 2 * 4, dim, rope_dim);
     GPU_UNROLL
-    for (int i = 0; i < Q; i++) {
-        int d = 4 * ((int)threadIdx.x + i * HEAD_THREADS);
-        for (int m = 0; m < 4; m++)
-            v[i].v[m] *= r;
-        turn(&v[i], angle[i]);
-        for (int m = 0; m < 4; m++)
-            v[i].v[m] = gpu_bf16(v[i].v[m]);
+    for (int i = 0; i < 8 * O; i++) {
+        float v = query_value<PACKED>(p[i / 8], i % 8);
+        sum = fmaf(v, v, sum);
+    }
+    float r = 1.0f / sqrtf(wave_sum(sum) / (float)dim + eps);
+    GPU_UNROLL
+    for (int i = 0; i < O; i++) {
+        int d = 8 * (gpu_lane() + i * GPU_WAVE);
+        struct gpu_quad v[2];
+        GPU_UNROLL
+        for (int m = 0; m < 8; m++)
+            v[m / 4].v[m % 4] = query_value<PACKED>(p[i], m) * r;
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            turn(&v[h], angle[i][h]);
+            for (int m = 0; m < 4; m++)
+                v[h].v[m] = gpu_bf16(v[h].v[m]);
+        }
         if (d < dim)
-            store_query<PACKED>(q, at + d, v[i]);
+            store_query<PACKED>(q, at + d, v);
     }
 }
 
@@ -260,18 +342,20 @@ GPU_BOTH int index_heads_here(const struct heads_job &j)
     return 4 * HEAD_THREADS / j.index_dim;
 }
 
-/* One block per head of q, then one per few heads of qi. */
-template <int Q, bool PACKED> GPU_KERNEL void heads_kernel(struct heads_job j)
+/* A wave per head of q, then one per few heads of qi. */
+template <int O, bool PACKED>
+GPU_KERNEL void GPU_BOUNDS(HEAD_THREADS, O <= 2 ? 8 : 2) heads_kernel(struct heads_job j)
 {
     gpu_start();
-    GPU_SHARED float part[HEAD_THREADS / 32];
-    int64_t h = blockIdx.x, n = (int64_t)j.n_rows * j.n_heads;
-    if (h < n) {
-        finish_query<Q, PACKED>(j.q, h * j.head_dim, j.head_dim, j.rope_dim,
-                                j.cs + h / j.n_heads * j.rope_dim, j.norm_eps, part);
+    int64_t h = (int64_t)blockIdx.x * HEAD_WAVES + gpu_wave(), n = (int64_t)j.n_rows * j.n_heads;
+    if ((int64_t)blockIdx.x < j.q_blocks) {
+        if (h < n) /* the whole wave */
+            finish_query<O, PACKED>(j.q, h * j.head_dim, j.head_dim, j.rope_dim,
+                                    j.cs + h / j.n_heads * j.rope_dim, j.norm_eps);
         return;
     }
-    n = (h - n) * index_heads_here(j) + 4 * (int)threadIdx.x / j.index_dim;
+    n = ((int64_t)blockIdx.x - j.q_blocks) * index_heads_here(j) +
+        4 * (int)threadIdx.x / j.index_dim;
     h = FST_MIN(n, (int64_t)j.n_rows * j.index_heads - 1);
     finish_index(j.qi + h * j.index_dim, j.index_dim, j.rope_dim,
                  j.cs + h / j.index_heads * j.rope_dim, n == h);
@@ -294,17 +378,19 @@ static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t
                           a->rope_dim,
                           with ? a->index_heads : 0,
                           with ? a->index_dim : 0,
-                          a->norm_eps};
+                          a->norm_eps,
+                          div_up((int64_t)n * a->n_heads, HEAD_WAVES)};
     add(&b, &c, &in, a->wq_b, j.q, wide, a->packed ? LIN_PACK : LIN_ROUND);
     add(&b, &c, &in, a->idx_wq_b, j.qi, index, LIN_ROUND);
     lin_make(s, &in, &b);
-    int64_t blocks = (int64_t)n * j.n_heads;
+    int64_t blocks = j.q_blocks;
     if (with)
         blocks += div_up((int64_t)n * j.index_heads, index_heads_here(j));
-    bool narrow = j.head_dim <= 8 * HEAD_THREADS;
-    gpu_launch_early(a->packed ? narrow ? heads_kernel<2, true> : heads_kernel<8, true>
+    bool narrow = j.head_dim <= 2 * 8 * GPU_WAVE;
+    enum { WIDE = HEAD_MAX / 8 / GPU_WAVE };
+    gpu_launch_early(a->packed ? narrow ? heads_kernel<2, true> : heads_kernel<WIDE, true>
                      : narrow ? heads_kernel<2, false>
-                               : heads_kernel<8, false>,
+                               : heads_kernel<WIDE, false>,
                      blocks, HEAD_THREADS, 0, s, j);
 }
 
@@ -312,8 +398,8 @@ GPU_ENTRY(q_path)
 {
     FST_ASSERT(!a->packed || LIN_PACKS);
     FST_ASSERT(a->wq_b->n_out == a->n_heads * a->head_dim);
-    FST_ASSERT(a->head_dim % 4 == 0 && a->rope_dim % 4 == 0 && a->rope_dim <= a->head_dim);
-    FST_ASSERT(a->head_dim <= 32 * HEAD_THREADS);
+    FST_ASSERT(a->head_dim % 8 == 0 && a->rope_dim % 4 == 0 && a->rope_dim <= a->head_dim);
+    FST_ASSERT(a->head_dim <= HEAD_MAX);
     if (gpu_there(a->idx_wq_b)) {
         FST_ASSERT(a->idx_wq_b->n_out == a->index_heads * a->index_dim);
         FST_ASSERT(a->index_dim % 32 == 0 && a->rope_dim <= a->index_dim);
