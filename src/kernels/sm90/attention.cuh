@@ -133,6 +133,12 @@ struct raw_part {
     struct gpu_words a, b;
 };
 
+/* Whether the 16 values are codes in rows of the layer. */
+GPU_FN bool has_codes(const struct attention_sm90_job *j, int part)
+{
+    return j->l.format == ROW_FP8 && part < ROWS_FP8_NOPE / 16;
+}
+
 /* Where a lane's 16 values of the rows of the layer, or of the step, are: of row 0, what it loads first and
  * from there on second; bytes of a row. */
 struct source {
@@ -149,7 +155,7 @@ GPU_FN struct sources find_sources(const struct attention_sm90_job *j, int part)
     const uint8_t *own = (const uint8_t *)j->own;
     s.own = {own ? own + 32 * part : own, 16, 2 * DIM};
     s.layer = {j->l.nope + 32 * part, 16, 2 * DIM};
-    if (j->l.format == ROW_FP8 && part < ROWS_FP8_NOPE / 16)
+    if (has_codes(j, part))
         s.layer = {j->l.nope + 16 * part, ROWS_FP8_NOPE - 16 * part, ROWS_FP8_BYTES};
     else if (j->l.format == ROW_FP8)
         s.layer = {j->l.rope + 32 * part - 2 * ROWS_FP8_NOPE, 16, ROWS_ROPE_BYTES};
@@ -159,10 +165,10 @@ GPU_FN struct sources find_sources(const struct attention_sm90_job *j, int part)
 /* 16 values of a key as they lie in memory; anything where there are none.  No branches, and what is
  * loaded is not looked at: lanes of a wave that load the same register behind a branch wait for each
  * other's loads. */
-template <bool OWN> GPU_FN struct raw_part fetch(const struct sources *s, int32_t at)
+GPU_FN struct raw_part fetch(const struct sources *s, int32_t at)
 {
-    bool mine = at < 0 && (OWN ? at != NO_KEY && s->own.p : true);
-    int row = at >= 0 ? at : at != NO_KEY && mine ? -1 - at : 0;
+    bool mine = at < 0 && at != NO_KEY && s->own.p;
+    int row = at >= 0 ? at : mine ? -1 - at : 0;
     const uint8_t *p = mine ? s->own.p : s->layer.p;
     int second = mine ? s->own.second : s->layer.second;
     struct raw_part r;
@@ -194,32 +200,25 @@ GPU_FN void round_own(const float *x, struct gpu_words out[2])
     }
 }
 
-/* Code of the scale of 16 codes. */
-GPU_FN uint32_t scale_code(const struct raw_part *r, int part)
+/* The factor of a lane's 16 codes: the row's scales are twice a byte, one for 4 lanes. */
+GPU_FN uint32_t find_scale(const struct raw_part *r, int part)
 {
-    const uint32_t *w = r->b.w;
-    uint32_t pair = part < 16 ? (part < 8 ? w[0] : w[1]) : part < 24 ? w[2] : w[3];
-    return pair >> (part / 4 % 2 * 16) & 255;
+    uint32_t u = part & 16 ? r->b.w[2] : r->b.w[0], v = part & 16 ? r->b.w[3] : r->b.w[1];
+    uint32_t both = mma_bytes(u, v, (uint32_t)(part / 4 % 4) * 0x2222u);
+    return mma_code_scale(both & 0x00ff00ffu);
 }
 
 /* The same 16 values into row `key` of a block; at is best the same in all lanes of a wave.  Lanes of odd blocks
- * write their second chunk first, so that 8 neighbours meet no bank twice.  OWN: rows of the step may be
- * there as floats alone. */
-template <bool OWN>
+ * write their second chunk first, so that 8 neighbours meet no bank twice. */
 GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, int32_t at, int part,
                 uint8_t *block, int key, int swap)
 {
     struct gpu_words out[2] = {r->a, r->b};
-    if (at >= 0 && j->l.format == ROW_FP8) {
-        struct gpu_words codes[2];
-        mma_unpack(r->a, scale_code(r, part), codes);
-        if (part < ROWS_FP8_NOPE / 16) {
-            out[0] = codes[0];
-            out[1] = codes[1];
-        }
-    } else if (at == NO_KEY)
+    if (at >= 0 && has_codes(j, part))
+        mma_unpack(r->a, find_scale(r, part), out);
+    else if (at == NO_KEY)
         out[0] = out[1] = {};
-    else if (OWN && at < 0 && !j->own)
+    else if (at < 0 && !j->own)
         round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
     int c = part % 4 * 2;
     mma_store16(block + mma_place(key, c + swap), swap ? out[1] : out[0]);
@@ -241,14 +240,14 @@ GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
     my_keys(at, mine);
     GPU_UNROLL
     for (int u = 0; u < UNITS; u++)
-        raw[u] = fetch<true>(&s, mine[u]);
+        raw[u] = fetch(&s, mine[u]);
 }
 /* The wave's u-th key. */
 GPU_FN void put_key(const struct attention_sm90_job *j, int32_t at, const struct raw_part *raw,
                     int u, uint8_t *tile)
 {
     int part = gpu_lane(), key = gpu_wave() + u * WAVES;
-    put<true>(j, raw, at, part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
+    put(j, raw, at, part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
 }
 
 #endif

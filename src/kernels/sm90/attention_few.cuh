@@ -209,7 +209,7 @@ GPU_FN void fetch_stage(const struct attention_sm90_job *j, const int32_t *at, i
         mine[u] = at[key + u * V::ROWS];
     GPU_UNROLL
     for (int u = 0; u < V::LOADS; u++)
-        raw[u] = fetch<true>(&s, mine[u]);
+        raw[u] = fetch(&s, mine[u]);
 }
 template <int BLOCKS>
 GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
@@ -219,8 +219,8 @@ GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int
     int mine = (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
     GPU_UNROLL
     for (int u = 0; u < V::LOADS; u++)
-        put<true>(j, &raw[u], at[key + u * V::ROWS], slice * V::LINE + mine,
-                  tile + mine / 4 * V::BYTES, key + u * V::ROWS, mine / 4 & 1);
+        put(j, &raw[u], at[key + u * V::ROWS], slice * V::LINE + mine, tile + mine / 4 * V::BYTES,
+            key + u * V::ROWS, mine / 4 & 1);
 }
 
 /* Of a piece, what score_kernel left for this thread. */

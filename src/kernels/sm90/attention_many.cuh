@@ -52,7 +52,7 @@ GPU_FN int loader_wave(void)
     return gpu_wave() - WAVES;
 }
 
-/* Places of the keys of pieces p .. of a row, as many as there is room for, and of the piece behind: two keys of a thread at once,
+/* Places of the keys of pieces p .. of a row, as many as there is room for, and of the piece behind; where there is no key, row 0: two keys of a thread at once,
  * which hides some of the three loads that each may take one after another. */
 GPU_FN void find_places(const struct attention_sm90_job *j, const struct place *w, int p,
                         int32_t *at)
@@ -72,7 +72,7 @@ GPU_FN void find_places(const struct attention_sm90_job *j, const struct place *
             seek_page(j, w, &k[i]);
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE; i++)
-            at[first + i * THREADS] = seek_end(j, w, &k[i]);
+            at[first + i * THREADS] = k[i].x < 0 ? 0 : seek_end(j, w, &k[i]);
     }
 }
 
@@ -99,27 +99,84 @@ GPU_FN void next_queries(const struct attention_sm90_job *j, const struct many *
     copies_wait<0>();
 }
 
+/* A lane's 16 values of the keys that it loads: where they are, of row 0 of the layer and of the step; what
+ * is loaded second lies `second` further; where they go in a tile.  A wave has the keys of its number and
+ * every WAVES-th, lanes of odd blocks those of the next or last wave: their chunks are crossed otherwise
+ * then, and 8 neighbours meet no bank twice. */
+struct route {
+    const uint8_t *layer, *own;
+    int line, second, first, to[2]; /* bytes of a row of the layer; the lane's first key */
+};
+
+GPU_FN struct route find_route(const struct attention_sm90_job *j, int part)
+{
+    struct sources s = find_sources(j, part);
+    int odd = part / 4 & 1, key = loader_wave() ^ odd, block = part / 4 * BLOCK_BYTES;
+    return {s.layer.p,
+            s.own.p - s.own.line, /* its rows are numbered from -1 down */
+            s.layer.line,
+            s.layer.second,
+            key,
+            {block + mma_place(key, part % 4 * 2), block + mma_place(key, part % 4 * 2 + 1)}};
+}
+
+/* As fetch and put, with less to work out for a key: the loaders' instructions are what a piece takes. */
+GPU_FN struct raw_part fetch_key(const struct route *r, int32_t at)
+{
+    bool mine = at < 0;
+    const uint8_t *p = mine ? r->own : r->layer;
+    struct raw_part x;
+    p += (int64_t)at * (mine ? -2 * DIM : r->line);
+    x.a = gpu_load16(p);
+    x.b = gpu_load16(p + (mine ? 16 : r->second));
+    return x;
+}
+GPU_FN void put_key(const struct route *r, const struct raw_part *raw, bool codes, int part,
+                    uint8_t *to)
+{
+    struct gpu_words out[2] = {raw->a, raw->b};
+    if (codes)
+        mma_unpack(raw->a, find_scale(raw, part), out);
+    mma_store16(to + r->to[0], out[0]);
+    mma_store16(to + r->to[1], out[1]);
+}
+
+/* Rows of a tile beyond its keys: nothing, whatever was loaded for them. */
+GPU_FN void clear_keys(const struct route *r, int keys, uint8_t *tile)
+{
+    GPU_ROLLED
+    for (int u = 0; u < UNITS; u++)
+        if (r->first + u * WAVES >= keys) {
+            mma_store16(tile + r->to[0] + u * WAVES * MMA_LINE, {});
+            mma_store16(tile + r->to[1] + u * WAVES * MMA_LINE, {});
+        }
+}
+
 /* Pieces p .. last-1 of a row, whose keys' places are known: tiles t .. of the block. */
 GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b,
                         const struct place *w, int p, int last, int t)
 {
     int part = mma_anew(gpu_lane());
-    const int32_t *at = b->s->at + loader_wave();
-    struct sources from = find_sources(j, part);
+    struct route r = find_route(j, part);
+    const int32_t *at = b->s->at + r.first;
+    bool codes = has_codes(j, part);
     struct raw_part raw[AHEAD];
     GPU_UNROLL
     for (int u = 0; u < AHEAD; u++)
-        raw[u] = fetch<false>(&from, at[u * WAVES]);
+        raw[u] = fetch_key(&r, at[u * WAVES]);
     for (; p < last; p++, t++, at += TILE) {
-        uint8_t *to = b->tile + t % 2 * TILE_BYTES + part / 4 * BLOCK_BYTES;
+        uint8_t *tile = b->tile + t % 2 * TILE_BYTES;
+        int keys = piece_keys(w, p);
         if (t >= 2)
             part_sync(TILE_FREE + t % 2, BOTH);
         GPU_UNROLL
         for (int u = 0; u < UNITS; u++) {
-            put<false>(j, &raw[u % AHEAD], at[u * WAVES], part, to, loader_wave() + u * WAVES,
-                       part / 4 & 1);
-            raw[u % AHEAD] = fetch<false>(&from, at[(u + AHEAD) * WAVES]);
+            put_key(&r, &raw[u % AHEAD], codes && at[u * WAVES] >= 0, part,
+                    tile + u * WAVES * MMA_LINE);
+            raw[u % AHEAD] = fetch_key(&r, at[(u + AHEAD) * WAVES]);
         }
+        if (keys < TILE)
+            clear_keys(&r, keys, tile);
         if (p == 0)
             next_queries(j, b, w, t == 0);
         shared_to_wgmma();

@@ -100,7 +100,9 @@ GPU_FN void find_tops(const struct attention_sm90_job *j, int keys, float (&s)[1
     GPU_UNROLL
     for (int i = 0; i < 16; i++) {
         int key = 32 * my_half() + i / 4 * 8 + gpu_lane() % 4 * 2 + i % 2;
-        s[i] = key < keys ? s[i] * j->scale : -INFINITY;
+        s[i] *= j->scale;
+        if (keys < TILE) /* of few pieces */
+            s[i] = key < keys ? s[i] : -INFINITY;
         most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
     }
     GPU_UNROLL
@@ -124,7 +126,7 @@ GPU_FN void find_weights(const float top[2][HEADS], const float (&s)[16], float 
     }
     GPU_UNROLL
     for (int i = 0; i < 16; i++) {
-        e[i] = exp2f(s[i] - most[i / 2 % 2]);
+        e[i] = mma_exp2(s[i] - most[i / 2 % 2]);
         den[i / 2 % 2] += e[i];
     }
     GPU_UNROLL
