@@ -254,7 +254,7 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
     if (group_of() == 2) {
         registers_fewer<TILE_COPIES>();
         for (int u = cluster; u < m.units; u += step) {
-            struct row_tile rows = row_tile(j.n_rows, u % tiles);
+            struct row_tile rows = row_tile_of(j.n_rows, u % tiles);
             int o = (u / tiles * m.cast + rank) * 64;
             struct tile_source t = {};
             t.pitch = k;
@@ -274,7 +274,7 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
         gpu_wait_before();
         struct tile_out none = {};
         for (int u = cluster; u < m.units; u += step) {
-            struct row_tile rows = row_tile(j.n_rows, u % tiles);
+            struct row_tile rows = row_tile_of(j.n_rows, u % tiles);
             int out = u / tiles * m.cast + rank;
             int64_t s = (int64_t)(out * 64 / LIN_BLOCK) * (k / LIN_BLOCK);
             float acc[TILE_INPUTS / 2];

@@ -45,7 +45,7 @@ GPU_BOTH int row_tile_rows(int n_rows)
     int tiles = row_tiles(n_rows);
     return ((n_rows + tiles - 1) / tiles + 7) / 8 * 8;
 }
-GPU_BOTH struct row_tile row_tile(int n_rows, int t)
+GPU_BOTH struct row_tile row_tile_of(int n_rows, int t)
 {
     int rows = row_tile_rows(n_rows), first = t * rows;
     int n = n_rows - first < rows ? n_rows - first : rows;
@@ -71,7 +71,7 @@ GPU_FN struct operand_place operand_at(uint8_t *codes, int n_rows, int64_t n, in
 {
     if (n_rows < MANY)
         return operand_row(codes, n_rows, n, row);
-    struct row_tile t = row_tile(n_rows, row / row_tile_rows(n_rows));
+    struct row_tile t = row_tile_of(n_rows, row / row_tile_rows(n_rows));
     return operand_in_tile(codes, operand_rows(n_rows), n, t.first, t.n8, row - t.first);
 }
 

@@ -48,7 +48,7 @@ GPU_FN struct tile_part part_of(const struct tile_batch &t, int unit, int rank)
     int wide = parts * (j.w.n_out / j.group), band = wide * ROWS_AT_ONCE; /* units */
     int row = unit / band * ROWS_AT_ONCE, side = min(ROWS_AT_ONCE, tiles - row);
     unit %= band;
-    p.rows = row_tile(j.n_rows, row + unit % side);
+    p.rows = row_tile_of(j.n_rows, row + unit % side);
     unit /= side;
     p.blocks = blocks_of_tile(j, t.split);
     p.rank = rank % p.blocks;
