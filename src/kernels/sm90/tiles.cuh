@@ -59,11 +59,12 @@ GPU_FN void barrier_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
-/* At this block's place in block `rank` of the cluster. */
+/* At this block's place in block `rank` of the cluster.  Without .cluster: that is a fence over all memory,
+ * and what must be over before, reads into registers and products, is. */
 GPU_FN void barrier_arrive_at(uint32_t bar, int rank)
 {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar),
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar),
                  "r"(rank)
                  : "memory");
 }
@@ -343,11 +344,18 @@ template <int F, int N, bool TWO>
 GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const uint8_t *s,
                      const uint8_t *up, int n)
 {
-    float d[N / 2];
-    uint32_t a[4][4], b[4][4];
-    for (int i = 0; i < stages; i++) {
-        float f = F == FORM_BF16 ? 1 : gpu_e8m0(__ldg(s + i));
-        float f1 = TWO ? gpu_e8m0(__ldg(up + i)) : f;
+    float d[N / 2], x[N / 4];
+    uint32_t a[4][4], b[4][4], code = 0, code_up = 0;
+    if (F != FORM_BF16)
+        code = __ldg(s++);
+    if (TWO)
+        code_up = __ldg(up++);
+    for (int left = stages; left > 0; left--) {
+        float f = gpu_e8m0(code), f_up = TWO ? gpu_e8m0(code_up) : f;
+        if (F != FORM_BF16 && left > 1)
+            code = __ldg(s++);
+        if (TWO && left > 1)
+            code_up = __ldg(up++);
         ring_wait(r);
         if (F == FORM_WIDE)
             wide_steps(a, tile_weights<F>(r), 0);
@@ -364,6 +372,15 @@ GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const
             multiply<false, N>(d, b, tile_inputs<F>(r, 1, n), true);
         }
         wgmma_end();
+        if (F == FORM_FP8) {
+            const uint8_t *xs = ring_scales(r) + 8 * (group_thread() % 4);
+#pragma unroll
+            for (int c = 0; c < N / 8; c++) {
+                float2 v = *(const float2 *)(const void *)(xs + 32 * c);
+                x[2 * c] = TWO ? v.x : v.x * f;
+                x[2 * c + 1] = TWO ? v.y : v.y * f;
+            }
+        }
         wgmma_wait<0>();
         if (F == FORM_BF16) {
             wgmma_hold(acc);
@@ -371,23 +388,14 @@ GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const
             continue;
         }
         wgmma_hold(d);
-        const uint8_t *xs = ring_scales(r) + 8 * (group_thread() % 4);
-#pragma unroll
-        for (int c = 0; c < N / 8; c++) {
-            float2 x = {f, f}, y;
-            if (F == FORM_FP8) {
-                float2 v = *(const float2 *)(const void *)(xs + 32 * c);
-                y = make_float2(v.x * f1, v.y * f1);
-                x = make_float2(v.x * f, v.y * f);
-            }
-            if (!TWO)
-                y = x;
-            acc[4 * c] = fmaf(d[4 * c], x.x, acc[4 * c]);
-            acc[4 * c + 1] = fmaf(d[4 * c + 1], x.y, acc[4 * c + 1]);
-            acc[4 * c + 2] = fmaf(d[4 * c + 2], y.x, acc[4 * c + 2]);
-            acc[4 * c + 3] = fmaf(d[4 * c + 3], y.y, acc[4 * c + 3]);
-        }
         ring_release(r);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            float scale = F == FORM_FP8 ? x[i / 4 * 2 + i % 2] : f;
+            if (TWO)
+                scale *= i & 2 ? f_up : f;
+            acc[i] = fmaf(d[i], scale, acc[i]);
+        }
     }
 }
 
@@ -542,8 +550,8 @@ template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int 
         const uint8_t *ws = ring_scales(r) + 4 * (group_of() * STREAM_ROWS + row);
         uint64_t x = wgmma_rows(tile_inputs<FORM_FP4>(r, 0, n));
         uint64_t x_high = x + (H * STREAM_LINE >> 4);
-        scales_of(f[0], *(const uint32_t *)(const void *)ws);
-        scales_of(f[1], *(const uint32_t *)(const void *)(ws + 32));
+        uint32_t scale[2] = {*(const uint32_t *)(const void *)ws,
+                             *(const uint32_t *)(const void *)(ws + 32)};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
 #pragma unroll
@@ -554,6 +562,10 @@ template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int 
             wgmma_begin();
             wgmma<H>::fp8(d[0], a[j], x + 2 * j, 0);
             wgmma_end();
+            if (j == 0) {
+                scales_of(f[0], scale[0]);
+                scales_of(f[1], scale[1]);
+            }
             if (j) {
                 wgmma_wait<1>();
                 fp4_step<H>(acc, 1, d[1], f[0][j - 1], f[1][j - 1]);
