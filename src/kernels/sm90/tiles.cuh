@@ -79,11 +79,11 @@ GPU_FN void barrier_copies(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(bar) : "memory");
 }
-/* Bytes in a row, a multiple of 16; to the same place of the first `blocks` (1 or 2) of the cluster,
- * whose barriers at that place count them. */
-GPU_FN void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t bar, int blocks)
+/* Bytes in a row, a multiple of 16; with a mask to the same place of those blocks of the cluster, whose
+ * barriers at that place count them. */
+GPU_FN void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t bar, uint32_t mask)
 {
-    if (blocks == 1)
+    if (!mask)
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                      "[%0], [%1], %2, [%3];\n" ::"r"(to),
                      "l"(from), "r"(bytes), "r"(bar)
@@ -91,7 +91,7 @@ GPU_FN void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t
     else
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                      ".multicast::cluster [%0], [%1], %2, [%3], %4;\n" ::"r"(to),
-                     "l"(from), "r"(bytes), "r"(bar), "h"((uint16_t)3)
+                     "l"(from), "r"(bytes), "r"(bar), "h"((uint16_t)mask)
                      : "memory");
 }
 template <int N> GPU_FN void registers_fewer(void)
@@ -157,13 +157,17 @@ static inline struct tile_space tile_space_of(int n, int slot, int scales, int l
 struct tile_ring {
     uint8_t *base;
     struct tile_space space;
-    int at, cast; /* cast: blocks that share their inputs */
+    int at, share,
+        first; /* share: blocks of the cluster, from `first` on, that share their inputs */
     uint32_t phase;
 };
 
-GPU_FN struct tile_ring ring_of(uint8_t *shared, const struct tile_space &space, int cast)
+/* share: 1 or 2, a divisor of the cluster. */
+GPU_FN struct tile_ring ring_of(uint8_t *shared, const struct tile_space &space, int share)
 {
-    struct tile_ring r = {shared + (-shared_at(shared) & 1023), space, 0, cast, 0};
+    int rank = cluster_rank();
+    struct tile_ring r = {shared + (-shared_at(shared) & 1023), space, 0, share,
+                          share == 1 ? rank : rank & ~1,        0};
     return r;
 }
 GPU_FN uint8_t *ring_slot(const struct tile_ring &r)
@@ -196,7 +200,7 @@ GPU_FN void ring_start(const struct tile_ring &r)
     if (threadIdx.x == 0) {
         for (int i = 0; i < r.space.slots; i++) {
             barrier_start(bars + (uint32_t)(8 * i), STREAM_THREADS + 1);
-            barrier_start(bars + (uint32_t)(8 * (TILE_SLOTS + i)), r.cast * TILE_WORKERS / 32);
+            barrier_start(bars + (uint32_t)(8 * (TILE_SLOTS + i)), r.share * TILE_WORKERS / 32);
         }
         barriers_started();
     }
@@ -211,10 +215,10 @@ GPU_FN void ring_wait(const struct tile_ring &r)
 GPU_FN void ring_release(struct tile_ring &r)
 {
     __syncwarp();
-    if (r.cast == 1 && gpu_lane() == 0)
+    if (r.share == 1 && gpu_lane() == 0)
         barrier_arrive(ring_empty(r));
-    else if (r.cast > 1 && gpu_lane() < r.cast)
-        barrier_arrive_at(ring_empty(r), gpu_lane());
+    else if (r.share > 1 && gpu_lane() < r.share)
+        barrier_arrive_at(ring_empty(r), r.first + gpu_lane());
     ring_next(r);
 }
 
@@ -283,23 +287,27 @@ GPU_FN void feed_stage(struct tile_feed<F> &f, const struct tile_ring &r)
 
 /* Stage i's inputs, by one thread.  Blocks that share them copy half of them each. */
 template <int F>
-GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ring &r, int rank)
+GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ring &r)
 {
     uint32_t all = (uint32_t)(tile_form<F>::lines * t.n * STREAM_LINE), bar = ring_full(r);
-    uint32_t scales = (uint32_t)(tile_form<F>::scales * t.n * 4);
-    uint32_t mine = all / (uint32_t)r.cast, first = r.cast == 1 ? 0 : (uint32_t)rank * mine;
+    uint32_t scales = (uint32_t)(tile_form<F>::scales * t.n * 4), mine = all, first = 0, mask = 0;
+    bool second = r.share > 1 && cluster_rank() != r.first;
+    if (r.share > 1) {
+        mine = all / 2;
+        first = second ? mine : 0;
+        mask = 3u << r.first;
+    }
     uint32_t to = shared_at(ring_slot(r)) + TILE_ROWS * tile_form<F>::line;
     barrier_expect(bar, all + scales);
-    copy_bulk(to + first, t.x + (int64_t)i * all + first, mine, bar, r.cast);
-    if (tile_form<F>::scales && (r.cast == 1 || rank == 0))
+    copy_bulk(to + first, t.x + (int64_t)i * all + first, mine, bar, mask);
+    if (tile_form<F>::scales && !second)
         copy_bulk(shared_at(ring_scales(r)) + tile_form<F>::own,
-                  (const uint8_t *)t.xs + (int64_t)i * scales, scales, bar, r.cast);
+                  (const uint8_t *)t.xs + (int64_t)i * scales, scales, bar, mask);
 }
 
 /* All stages of a source.  `first`: it is the block's first one; weights are then asked for before
  * the wait for the kernel ahead, which nobody here has waited for yet. */
-template <int F>
-GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, int rank, bool first)
+template <int F> GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, bool first)
 {
     struct tile_feed<F> f = feed_of<F>(t);
     int i = 0;
@@ -312,7 +320,7 @@ GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, int rank,
         gpu_wait_before();
         for (int k = 0; k < i; k++) {
             if (group_thread() == 0)
-                feed_shared<F>(t, k, r, rank);
+                feed_shared<F>(t, k, r);
             ring_next(r);
         }
     }
@@ -320,7 +328,7 @@ GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, int rank,
         barrier_wait(ring_empty(r), r.phase ^ 1);
         feed_stage<F>(f, r);
         if (group_thread() == 0)
-            feed_shared<F>(t, i, r, rank);
+            feed_shared<F>(t, i, r);
         ring_next(r);
     }
 }
