@@ -136,7 +136,7 @@ GPU_FN void feed_routed(const struct expert_job &j, const struct visit_tile &v, 
     t.xs = operand_scales(codes, j.places, k) + 2 * (int64_t)v.place * (k / LIN_BLOCK);
     t.n = (v.n + 7) / 8 * 8;
     t.stages = k / LIN_BLOCK;
-    feed_all<FORM_FP4>(t, r, 0, false);
+    feed_all<FORM_FP4>(t, r, false);
 }
 
 /* Hidden values of a tile's visits: column c's is list[first + c], or with no list first + c.  A thread has
@@ -267,7 +267,7 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
                    rows.first * (int64_t)(k / LIN_BLOCK);
             t.n = rows.n8;
             t.stages = k / LIN_BLOCK;
-            feed_all<FORM_FP8>(t, r, rank, u == cluster);
+            feed_all<FORM_FP8>(t, r, u == cluster);
         }
     } else {
         registers_more<TILE_WORKS>();

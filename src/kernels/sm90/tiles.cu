@@ -2,11 +2,13 @@
  *
  * A block takes 128 outputs of one group by a tile of up to 128 rows (tiles.cuh).  With few such tiles
  * a cluster's blocks divide the slices of K among themselves and add their sums at the end; with many,
- * a block goes through all slices and then on to the next tile, and two blocks of a cluster, with
- * neighbouring outputs, share their inputs. */
+ * a block goes through all slices and then on to the next tile.  Unless K is divided by four, two blocks
+ * with neighbouring outputs and the same part of K share their inputs. */
 #include "kernels/sm90/tiles.cuh"
 
 enum {
+    COPIES = 72, /* registers of a thread: three forms of copies need more than experts' one */
+    WORKS = 216,
     CARD = 110,      /* blocks that keep a card busy */
     ROWS_AT_ONCE = 8 /* tiles of rows whose blocks run side by side, so that weights come once */
 };
@@ -14,7 +16,8 @@ enum {
 struct tile_batch {
     struct lin_batch b; /* job[].blocks: of clusters */
     struct tile_space space;
-    int cluster, split, units; /* split: the cluster's blocks divide K, up to so many */
+    int cluster, split, share,
+        units; /* blocks of a cluster, that divide K at most, that share inputs */
 };
 
 /* Blocks that divide job j's slices. */
@@ -51,8 +54,9 @@ GPU_FN struct tile_part part_of(const struct tile_batch &t, int unit, int rank)
     p.rows = row_tile_of(j.n_rows, row + unit % side);
     unit /= side;
     p.blocks = blocks_of_tile(j, t.split);
-    p.rank = rank % p.blocks;
-    int o = (unit % parts * (t.cluster / p.blocks) + rank / p.blocks) * TILE_ROWS;
+    p.rank = rank / t.share % p.blocks;
+    int tile = rank / (t.share * p.blocks) * t.share + rank % t.share; /* of the cluster's */
+    int o = (unit % parts * (t.cluster / p.blocks) + tile) * TILE_ROWS;
     p.outs = min((int)TILE_ROWS, j.group - o);
     p.o = unit / parts * j.group + (p.outs > 0 ? o : 0);
     p.n_slices = n / p.blocks;
@@ -65,7 +69,7 @@ GPU_FN struct tile_part part_of(const struct tile_batch &t, int unit, int rank)
 
 template <int F>
 GPU_FN void feed_part(const struct lin_job &j, const struct tile_part &p, struct tile_ring &r,
-                      int rank, bool first)
+                      bool first)
 {
     constexpr int values = tile_form<F>::values, bytes = F == FORM_BF16 ? 2 : 1;
     constexpr int in = F == FORM_FP8 ? 1 : 2; /* bytes of an input value */
@@ -85,18 +89,18 @@ GPU_FN void feed_part(const struct lin_job &j, const struct tile_part &p, struct
     if (F == FORM_FP8)
         t.xs = operand_scales(x, operand_rows(j.n_rows), j.ldx) +
                p.rows.first * (int64_t)(j.ldx / LIN_BLOCK) + at / LIN_BLOCK * t.n;
-    feed_all<F>(t, r, rank, first);
+    feed_all<F>(t, r, first);
 }
 
 GPU_FN void feed_job(const struct lin_job &j, const struct tile_part &p, struct tile_ring &r,
-                     int rank, bool first)
+                     bool first)
 {
     if (j.w.fmt == WEIGHT_BF16)
-        feed_part<FORM_BF16>(j, p, r, rank, first);
+        feed_part<FORM_BF16>(j, p, r, first);
     else if (j.flags & LIN_WIDE)
-        feed_part<FORM_WIDE>(j, p, r, rank, first);
+        feed_part<FORM_WIDE>(j, p, r, first);
     else
-        feed_part<FORM_FP8>(j, p, r, rank, first);
+        feed_part<FORM_FP8>(j, p, r, first);
 }
 
 /* ---------------------------------------------------------------- sums */
@@ -155,9 +159,9 @@ template <int N> GPU_FN void share_sums(float *sums, const float (&acc)[N / 2])
 
 /* The sums of the blocks that divide K, as a tree; each block takes its share of the values. */
 GPU_FN void join_sums(const struct lin_job &j, const struct tile_part &p, const float *sums,
-                      int rank)
+                      int rank, int share)
 {
-    int block0 = rank - p.rank;
+    int block0 = rank - p.rank * share;
     for (int i = p.rank * TILE_WORKERS + (int)threadIdx.x; i < p.rows.n * (TILE_ROWS / 4);
          i += p.blocks * TILE_WORKERS) {
         int row = i / (TILE_ROWS / 4), o = i % (TILE_ROWS / 4) * 4;
@@ -165,7 +169,7 @@ GPU_FN void join_sums(const struct lin_job &j, const struct tile_part &p, const 
         float4 v[4];
 #pragma unroll
         for (int b = 0; b < 4; b++)
-            v[b] = b < p.blocks ? cluster_load4(at, block0 + b) : make_float4(0, 0, 0, 0);
+            v[b] = b < p.blocks ? cluster_load4(at, block0 + b * share) : make_float4(0, 0, 0, 0);
         if (o >= p.outs)
             continue;
         const float *f[4] = {&v[0].x, &v[1].x, &v[2].x, &v[3].x};
@@ -185,19 +189,19 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
     bool dividing = t.split > 1;
     int rank = cluster_rank(), cluster = (int)blockIdx.x / t.cluster;
     int step = (int)gridDim.x / t.cluster;
-    struct tile_ring r = ring_of(shared, t.space, dividing ? 1 : t.cluster);
+    struct tile_ring r = ring_of(shared, t.space, t.share);
     gpu_let_next();
     ring_start(r);
     if (group_of() == 2) {
-        registers_fewer<TILE_COPIES>();
+        registers_fewer<COPIES>();
         for (int u = cluster; u < t.units; u += step) {
             struct tile_part p = part_of(t, u, rank);
-            feed_job(t.b.job[p.job], p, r, rank, u == cluster);
+            feed_job(t.b.job[p.job], p, r, u == cluster);
         }
         if (dividing)
             cluster_sync();
     } else {
-        registers_more<TILE_WORKS>();
+        registers_more<WORKS>();
         float acc[N / 2];
         gpu_wait_before();
         for (int u = cluster; u < t.units; u += step) {
@@ -214,7 +218,7 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
                 share_sums<N>(sums, acc);
             cluster_sync();
             if (p.blocks > 1)
-                join_sums(j, p, sums, rank);
+                join_sums(j, p, sums, rank, t.share);
         }
     }
     cluster_sync(); /* nobody leaves while others read its sums or send it inputs */
@@ -234,19 +238,40 @@ static int64_t tiles_of(const struct lin_job *j)
     return div_up(j->group, TILE_ROWS) * (j->w.n_out / j->group) * row_tiles(j->n_rows);
 }
 
+/* Bytes of weights that a block of the job reads in a go. */
+static int64_t work_of(const struct lin_job *j, int split)
+{
+    int64_t line = (int64_t)j->w.n_in * (j->w.fmt == WEIGHT_BF16 ? 2 : 1);
+    return line / blocks_of_tile(*j, split);
+}
+
+/* The jobs with longest blocks first: short ones fill the gaps at the end. */
+static void sort_jobs(struct lin_batch *b, int split)
+{
+    for (int i = 1; i < b->n; i++)
+        for (int k = i; k > 0 && work_of(&b->job[k - 1], split) < work_of(&b->job[k], split); k--) {
+            struct lin_job j = b->job[k];
+            b->job[k] = b->job[k - 1];
+            b->job[k - 1] = j;
+        }
+}
+
 template <int N> static void launch(struct stream *s, const struct lin_batch *b)
 {
-    struct tile_batch t = {*b, {}, 2, 1, 0};
+    struct tile_batch t = {*b, {}, 2, 1, 2, 0};
     int64_t slot = 0, blocks = 0;
     int levels = 0;
     for (int i = 0; i < b->n; i++)
         blocks += tiles_of(&b->job[i]);
     while (blocks < CARD && t.split < 4) {
-        t.cluster = t.split *= 2;
+        t.split *= 2;
         blocks = 0;
         for (int i = 0; i < b->n; i++)
             blocks += tiles_of(&b->job[i]) * blocks_of_tile(b->job[i], t.split);
     }
+    t.share = t.split < 4 ? 2 : 1; /* clusters of eight would have to wait for eight free places */
+    t.cluster = t.split * t.share;
+    sort_jobs(&t.b, t.split);
     for (int i = 0; i < b->n; i++) {
         struct lin_job *j = &t.b.job[i];
         FST_ASSERT(!(j->flags & LIN_PACK) || slices(*j) == 1); /* sums wait where the output goes */

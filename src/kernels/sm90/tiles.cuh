@@ -59,11 +59,12 @@ GPU_FN void barrier_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
-/* At this block's place in block `rank` of the cluster. */
+/* At this block's place in block `rank` of the cluster.  Without .cluster: that is a fence over all memory,
+ * and what must be over before, reads into registers and products, is. */
 GPU_FN void barrier_arrive_at(uint32_t bar, int rank)
 {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar),
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar),
                  "r"(rank)
                  : "memory");
 }
@@ -78,11 +79,11 @@ GPU_FN void barrier_copies(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(bar) : "memory");
 }
-/* Bytes in a row, a multiple of 16; to the same place of the first `blocks` (1 or 2) of the cluster,
- * whose barriers at that place count them. */
-GPU_FN void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t bar, int blocks)
+/* Bytes in a row, a multiple of 16; with a mask to the same place of those blocks of the cluster, whose
+ * barriers at that place count them. */
+GPU_FN void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t bar, uint32_t mask)
 {
-    if (blocks == 1)
+    if (!mask)
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                      "[%0], [%1], %2, [%3];\n" ::"r"(to),
                      "l"(from), "r"(bytes), "r"(bar)
@@ -90,7 +91,7 @@ GPU_FN void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t
     else
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                      ".multicast::cluster [%0], [%1], %2, [%3], %4;\n" ::"r"(to),
-                     "l"(from), "r"(bytes), "r"(bar), "h"((uint16_t)3)
+                     "l"(from), "r"(bytes), "r"(bar), "h"((uint16_t)mask)
                      : "memory");
 }
 template <int N> GPU_FN void registers_fewer(void)
@@ -156,13 +157,17 @@ static inline struct tile_space tile_space_of(int n, int slot, int scales, int l
 struct tile_ring {
     uint8_t *base;
     struct tile_space space;
-    int at, cast; /* cast: blocks that share their inputs */
+    int at, share,
+        first; /* share: blocks of the cluster, from `first` on, that share their inputs */
     uint32_t phase;
 };
 
-GPU_FN struct tile_ring ring_of(uint8_t *shared, const struct tile_space &space, int cast)
+/* share: 1 or 2, a divisor of the cluster. */
+GPU_FN struct tile_ring ring_of(uint8_t *shared, const struct tile_space &space, int share)
 {
-    struct tile_ring r = {shared + (-shared_at(shared) & 1023), space, 0, cast, 0};
+    int rank = cluster_rank();
+    struct tile_ring r = {shared + (-shared_at(shared) & 1023), space, 0, share,
+                          share == 1 ? rank : rank & ~1,        0};
     return r;
 }
 GPU_FN uint8_t *ring_slot(const struct tile_ring &r)
@@ -195,7 +200,7 @@ GPU_FN void ring_start(const struct tile_ring &r)
     if (threadIdx.x == 0) {
         for (int i = 0; i < r.space.slots; i++) {
             barrier_start(bars + (uint32_t)(8 * i), STREAM_THREADS + 1);
-            barrier_start(bars + (uint32_t)(8 * (TILE_SLOTS + i)), r.cast * TILE_WORKERS / 32);
+            barrier_start(bars + (uint32_t)(8 * (TILE_SLOTS + i)), r.share * TILE_WORKERS / 32);
         }
         barriers_started();
     }
@@ -210,10 +215,10 @@ GPU_FN void ring_wait(const struct tile_ring &r)
 GPU_FN void ring_release(struct tile_ring &r)
 {
     __syncwarp();
-    if (r.cast == 1 && gpu_lane() == 0)
+    if (r.share == 1 && gpu_lane() == 0)
         barrier_arrive(ring_empty(r));
-    else if (r.cast > 1 && gpu_lane() < r.cast)
-        barrier_arrive_at(ring_empty(r), gpu_lane());
+    else if (r.share > 1 && gpu_lane() < r.share)
+        barrier_arrive_at(ring_empty(r), r.first + gpu_lane());
     ring_next(r);
 }
 
@@ -282,23 +287,27 @@ GPU_FN void feed_stage(struct tile_feed<F> &f, const struct tile_ring &r)
 
 /* Stage i's inputs, by one thread.  Blocks that share them copy half of them each. */
 template <int F>
-GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ring &r, int rank)
+GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ring &r)
 {
     uint32_t all = (uint32_t)(tile_form<F>::lines * t.n * STREAM_LINE), bar = ring_full(r);
-    uint32_t scales = (uint32_t)(tile_form<F>::scales * t.n * 4);
-    uint32_t mine = all / (uint32_t)r.cast, first = r.cast == 1 ? 0 : (uint32_t)rank * mine;
+    uint32_t scales = (uint32_t)(tile_form<F>::scales * t.n * 4), mine = all, first = 0, mask = 0;
+    bool second = r.share > 1 && cluster_rank() != r.first;
+    if (r.share > 1) {
+        mine = all / 2;
+        first = second ? mine : 0;
+        mask = 3u << r.first;
+    }
     uint32_t to = shared_at(ring_slot(r)) + TILE_ROWS * tile_form<F>::line;
     barrier_expect(bar, all + scales);
-    copy_bulk(to + first, t.x + (int64_t)i * all + first, mine, bar, r.cast);
-    if (tile_form<F>::scales && (r.cast == 1 || rank == 0))
+    copy_bulk(to + first, t.x + (int64_t)i * all + first, mine, bar, mask);
+    if (tile_form<F>::scales && !second)
         copy_bulk(shared_at(ring_scales(r)) + tile_form<F>::own,
-                  (const uint8_t *)t.xs + (int64_t)i * scales, scales, bar, r.cast);
+                  (const uint8_t *)t.xs + (int64_t)i * scales, scales, bar, mask);
 }
 
 /* All stages of a source.  `first`: it is the block's first one; weights are then asked for before
  * the wait for the kernel ahead, which nobody here has waited for yet. */
-template <int F>
-GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, int rank, bool first)
+template <int F> GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, bool first)
 {
     struct tile_feed<F> f = feed_of<F>(t);
     int i = 0;
@@ -311,7 +320,7 @@ GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, int rank,
         gpu_wait_before();
         for (int k = 0; k < i; k++) {
             if (group_thread() == 0)
-                feed_shared<F>(t, k, r, rank);
+                feed_shared<F>(t, k, r);
             ring_next(r);
         }
     }
@@ -319,7 +328,7 @@ GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, int rank,
         barrier_wait(ring_empty(r), r.phase ^ 1);
         feed_stage<F>(f, r);
         if (group_thread() == 0)
-            feed_shared<F>(t, i, r, rank);
+            feed_shared<F>(t, i, r);
         ring_next(r);
     }
 }
@@ -343,11 +352,18 @@ template <int F, int N, bool TWO>
 GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const uint8_t *s,
                      const uint8_t *up, int n)
 {
-    float d[N / 2];
-    uint32_t a[4][4], b[4][4];
-    for (int i = 0; i < stages; i++) {
-        float f = F == FORM_BF16 ? 1 : gpu_e8m0(__ldg(s + i));
-        float f1 = TWO ? gpu_e8m0(__ldg(up + i)) : f;
+    float d[N / 2], x[N / 4];
+    uint32_t a[4][4], b[4][4], code = 0, code_up = 0;
+    if (F != FORM_BF16)
+        code = __ldg(s++);
+    if (TWO)
+        code_up = __ldg(up++);
+    for (int left = stages; left > 0; left--) {
+        float f = gpu_e8m0(code), f_up = TWO ? gpu_e8m0(code_up) : f;
+        if (F != FORM_BF16 && left > 1)
+            code = __ldg(s++);
+        if (TWO && left > 1)
+            code_up = __ldg(up++);
         ring_wait(r);
         if (F == FORM_WIDE)
             wide_steps(a, tile_weights<F>(r), 0);
@@ -364,6 +380,15 @@ GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const
             multiply<false, N>(d, b, tile_inputs<F>(r, 1, n), true);
         }
         wgmma_end();
+        if (F == FORM_FP8) {
+            const uint8_t *xs = ring_scales(r) + 8 * (group_thread() % 4);
+#pragma unroll
+            for (int c = 0; c < N / 8; c++) {
+                float2 v = *(const float2 *)(const void *)(xs + 32 * c);
+                x[2 * c] = TWO ? v.x : v.x * f;
+                x[2 * c + 1] = TWO ? v.y : v.y * f;
+            }
+        }
         wgmma_wait<0>();
         if (F == FORM_BF16) {
             wgmma_hold(acc);
@@ -371,23 +396,14 @@ GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const
             continue;
         }
         wgmma_hold(d);
-        const uint8_t *xs = ring_scales(r) + 8 * (group_thread() % 4);
-#pragma unroll
-        for (int c = 0; c < N / 8; c++) {
-            float2 x = {f, f}, y;
-            if (F == FORM_FP8) {
-                float2 v = *(const float2 *)(const void *)(xs + 32 * c);
-                y = make_float2(v.x * f1, v.y * f1);
-                x = make_float2(v.x * f, v.y * f);
-            }
-            if (!TWO)
-                y = x;
-            acc[4 * c] = fmaf(d[4 * c], x.x, acc[4 * c]);
-            acc[4 * c + 1] = fmaf(d[4 * c + 1], x.y, acc[4 * c + 1]);
-            acc[4 * c + 2] = fmaf(d[4 * c + 2], y.x, acc[4 * c + 2]);
-            acc[4 * c + 3] = fmaf(d[4 * c + 3], y.y, acc[4 * c + 3]);
-        }
         ring_release(r);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            float scale = F == FORM_FP8 ? x[i / 4 * 2 + i % 2] : f;
+            if (TWO)
+                scale *= i & 2 ? f_up : f;
+            acc[i] = fmaf(d[i], scale, acc[i]);
+        }
     }
 }
 
@@ -546,8 +562,8 @@ template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int 
         const uint8_t *ws = ring_scales(r) + 4 * (group_of() * STREAM_ROWS + row);
         uint64_t x = wgmma_rows(tile_inputs<FORM_FP4>(r, 0, n));
         uint64_t x_high = x + (H * STREAM_LINE >> 4);
-        scales_of(f[0], *(const uint32_t *)(const void *)ws);
-        scales_of(f[1], *(const uint32_t *)(const void *)(ws + 32));
+        uint32_t scale[2] = {*(const uint32_t *)(const void *)ws,
+                             *(const uint32_t *)(const void *)(ws + 32)};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
 #pragma unroll
@@ -558,6 +574,10 @@ template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int 
             wgmma_begin();
             wgmma<H>::fp8(d[0], a[j], x + 2 * j, 0);
             wgmma_end();
+            if (j == 0) {
+                scales_of(f[0], scale[0]);
+                scales_of(f[1], scale[1]);
+            }
             if (j) {
                 wgmma_wait<1>();
                 fp4_step<H>(acc, 1, d[1], f[0][j - 1], f[1][j - 1]);
