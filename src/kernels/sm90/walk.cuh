@@ -38,8 +38,8 @@ struct alignas(16) walk_plan {
 struct walk_memory {
     uint8_t x[2][CHUNK][VISITS][LIN_BLOCK]; /* wgmma_rows, at a multiple of 1024 */
     uint8_t w[WALK_SLOTS][STREAM_ROWS * STREAM_LINE];
-    uint8_t s[WALK_SLOTS][STREAM_ROWS * 8];
-    float f[WALK_WARPS][32][4]; /* a stage's scales as floats: row and block, step */
+    uint8_t s[STREAM_ROWS][4 * CHUNK]; /* scales of a chunk */
+    float f[WALK_WARPS][32][4];        /* a stage's scales as floats: row and block, step */
     float xs[2][CHUNK][VISITS];
 };
 enum { WALK_BYTES = 1024 + sizeof(struct walk_memory) };
@@ -290,12 +290,6 @@ GPU_FN uint32_t kept(uint32_t at)
     asm volatile("" : "+r"(at));
     return at;
 }
-template <int TO, int FROM> GPU_FN void copy8_at(uint32_t to, const uint8_t *from)
-{
-    asm volatile("cp.async.ca.shared.global [%0+%2], [%1+%3], 8;\n" ::"r"(to), "l"(from), "n"(TO),
-                 "n"(FROM));
-}
-
 /* What a thread copies of a chunk: up: rows 8 .. of the warp's 16, NULL: those behind w's. */
 struct walk_feed {
     const uint8_t *w, *up, *s;
@@ -306,7 +300,7 @@ GPU_FN void feed_places(struct walk_feed &f, struct walk_memory &m)
 {
     int warp = gpu_wave(), lane = gpu_lane();
     f.to = kept(shared_at(m.w[0]) + (uint32_t)weight_piece(16 * warp + lane / 8, lane % 8));
-    f.to_s = kept(shared_at(m.s[0]) + (uint32_t)(8 * (16 * warp + lane)));
+    f.to_s = kept(shared_at(m.s[16 * warp]) + (uint32_t)(16 * lane));
 }
 
 template <bool DOWN, int PITCH>
@@ -323,13 +317,13 @@ template <bool DOWN, int BLOCKS>
 GPU_FN void feed_item(struct walk_feed &f, const struct walk_plan &p)
 {
     int warp = gpu_wave(), lane = gpu_lane();
-    int o =
-        DOWN ? p.out * STREAM_ROWS + warp * 16 + lane % 16 : p.out * GATES + warp * 8 + lane % 8;
+    int row = lane / 2; /* two lanes a row */
+    int o = DOWN ? p.out * STREAM_ROWS + warp * 16 + row : p.out * GATES + warp * 8 + row % 8;
     feed_rows<DOWN, BLOCKS * 64>(f, p.w, p.out);
-    f.s = p.s[!DOWN && lane >= 8] + (int64_t)o * (BLOCKS * 4);
+    f.s = p.s[!DOWN && row >= 8] + (int64_t)o * (BLOCKS * 4) + 16 * (lane % 2);
 }
 
-/* Stage AT of the chunk into slot AT modulo four. */
+/* Stage AT of the chunk into slot AT modulo four; with its first one SCALES of all. */
 template <bool DOWN, int PITCH, int AT, bool SCALES>
 GPU_FN void feed_stage(const struct walk_feed &f)
 {
@@ -341,8 +335,8 @@ GPU_FN void feed_stage(const struct walk_feed &f)
     copy16_at<slot + 4 * line, at + 4 * PITCH>(to4, f.w);
     copy16_at<slot + 8 * line, at + second>(f.to, up);
     copy16_at<slot + 12 * line, at + second + 4 * PITCH>(to4, up);
-    if (SCALES && gpu_lane() < 16)
-        copy8_at<AT % WALK_SLOTS * STREAM_ROWS * 8, 8 * AT>(f.to_s, f.s);
+    if (SCALES && AT == 0)
+        copy16(f.to_s, f.s);
 }
 
 /* ---------------------------------------------------------------- products of routed tiles */
@@ -376,8 +370,7 @@ GPU_FN void places_of(struct walk_place &at, struct walk_memory &m)
     int warp = gpu_wave(), lane = gpu_lane();
     uint32_t f = shared_at(m.f[warp]);
     at.words = kept(shared_at(m.w[0]) + (uint32_t)weight_piece(16 * warp + lane % 16, lane / 16));
-    at.scale = kept(shared_at(m.s[0]) + (uint32_t)(128 * warp + 4 * lane));
-    at.f_to = kept(f + (uint32_t)(16 * lane));
+    at.scale = kept(shared_at(m.s[16 * warp]) + (uint32_t)(32 * (lane / 2) + 4 * (lane % 2)));
     at.f = kept(f + (uint32_t)(32 * (lane / 4)));
     at.xs = kept(shared_at(m.xs[0]) + (uint32_t)(8 * (lane % 4)));
     at.rows = kept((uint32_t)wgmma_rows(shared_at(m.x[0])));
@@ -390,6 +383,12 @@ GPU_FN void load_words(uint32_t (&w)[2][2], uint32_t at)
                  : "=r"(w[0][0]), "=r"(w[0][1]), "=r"(w[1][0]), "=r"(w[1][1])
                  : "r"(at)
                  : "memory");
+}
+template <int OFFSET> GPU_FN uint32_t load_word(uint32_t at)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1+%2];\n" : "=r"(v) : "r"(at), "n"(OFFSET) : "memory");
+    return v;
 }
 template <int OFFSET> GPU_FN float4 load_floats(uint32_t at)
 {
@@ -410,18 +409,24 @@ template <int OFFSET> GPU_FN float2 load_pair(uint32_t at)
     return v;
 }
 
-/* A lane's four scales of a stage as floats: word l is row l/2, block l%2. */
-template <int AT> GPU_FN void walk_scales(const struct walk_place &at)
+/* A lane's scales of a chunk, four a stage: read at once, since the next chunk's take their place. */
+GPU_FN void load_scales(uint32_t (&s)[WALK_SLOTS], const struct walk_place &at)
 {
-    uint32_t s;
+    s[0] = load_word<0>(at.scale);
+    s[1] = load_word<8>(at.scale);
+    s[2] = load_word<16>(at.scale);
+    s[3] = load_word<24>(at.scale);
+}
+
+/* Those of a stage as floats; to_s: walk_feed's, which is this lane's place in m.f as well. */
+GPU_FN void walk_scales(uint32_t to_s, uint32_t s)
+{
+    constexpr int on = offsetof(struct walk_memory, f) - offsetof(struct walk_memory, s);
+    static_assert(sizeof(walk_memory::f[0]) == 16 * sizeof(walk_memory::s[0]), "of a warp");
     float f[4];
-    asm volatile("ld.shared.u32 %0, [%1+%2];\n"
-                 : "=r"(s)
-                 : "r"(at.scale), "n"(AT * STREAM_ROWS * 8)
-                 : "memory");
     scales_of(f, s);
-    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(at.f_to), "f"(f[0]), "f"(f[1]),
-                 "f"(f[2]), "f"(f[3])
+    asm volatile("st.shared.v4.f32 [%0+%5], {%1,%2,%3,%4};\n" ::"r"(to_s), "f"(f[0]), "f"(f[1]),
+                 "f"(f[2]), "f"(f[3]), "n"(on)
                  : "memory");
 }
 
@@ -477,11 +482,14 @@ template <int BLOCKS> GPU_FN void walk_segment(struct walk_sum &s, int block)
 /* Stage AT of chunk c of the item. */
 template <bool DOWN, int BLOCKS, int AT>
 GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_place &at,
-                       const struct walk_shared &h, uint32_t rows, uint32_t xs, int c)
+                       const struct walk_shared &h, uint32_t (&scales)[WALK_SLOTS], uint32_t rows,
+                       uint32_t xs, int c)
 {
     constexpr int ahead = WALK_SLOTS - 1;
     copies_wait<WALK_SLOTS - 2>();
     __syncwarp();
+    if (AT == 0)
+        load_scales(scales, at);
     if (AT == 1) { /* from here on stages of the next chunk */
         if (c + 1 == BLOCKS / CHUNK) {
             const struct walk_plan &p = h.plan[(at.item + 1) % PLANS];
@@ -491,13 +499,13 @@ GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_plac
         } else {
             f.w += CHUNK / 2 * STREAM_LINE;
             f.up += DOWN ? 0 : CHUNK / 2 * STREAM_LINE;
-            f.s += CHUNK / 2 * 8;
+            f.s += 4 * CHUNK;
         }
     }
     if (at.more)
         feed_stage<DOWN, BLOCKS * 64, (AT + ahead) % (CHUNK / 2), true>(f);
     copies_end();
-    walk_scales<AT>(at);
+    walk_scales(f.to_s, scales[AT]);
     __syncwarp();
     walk_block<AT, 0>(s, at, rows, xs);
     if (DOWN)
@@ -537,14 +545,14 @@ GPU_FN void walk_routed(const struct expert_job &j, struct walk_memory &m, struc
         const struct walk_plan &p = h.plan[at.item % PLANS];
         sum_begin(s);
         for (int c = 0; c < BLOCKS / CHUNK; c++) {
-            uint32_t odd = at.chunk & 1;
+            uint32_t odd = at.chunk & 1, scales[WALK_SLOTS];
             uint32_t rows = __shfl_sync(0xffffffffu, at.rows + odd * (sizeof m.x[0] >> 4), 0);
             uint32_t xs = at.xs + odd * sizeof m.xs[0];
             chunk_wait(h, at.chunk);
-            walk_stage<DOWN, BLOCKS, 0>(s, f, at, h, rows, xs, c);
-            walk_stage<DOWN, BLOCKS, 1>(s, f, at, h, rows, xs, c);
-            walk_stage<DOWN, BLOCKS, 2>(s, f, at, h, rows, xs, c);
-            walk_stage<DOWN, BLOCKS, 3>(s, f, at, h, rows, xs, c);
+            walk_stage<DOWN, BLOCKS, 0>(s, f, at, h, scales, rows, xs, c);
+            walk_stage<DOWN, BLOCKS, 1>(s, f, at, h, scales, rows, xs, c);
+            walk_stage<DOWN, BLOCKS, 2>(s, f, at, h, scales, rows, xs, c);
+            walk_stage<DOWN, BLOCKS, 3>(s, f, at, h, scales, rows, xs, c);
             chunk_done(h, at.chunk++);
         }
         if (DOWN) {
