@@ -183,6 +183,7 @@ static void make_projections(struct layer *l, size_t rows)
                                   norm, out[0], out[1], out[2], out[4], out[6], 0.01f, 1e-6f, 0};
     l->q = (struct q_path_args){qr, &m[7], &m[8], cs, q, qi, 0, HEADS, HEAD, 64, 64, 128, 1e-6f};
     l->out = (struct attn_out_args){o, &m[9], &m[10], y, 0, 8};
+    l->q.packed = l->out.packed = kernels.heads_packed && kernels.heads_packed(&l->q, &l->out);
     l->experts = (struct experts_args){.x = x, .y = y};
 }
 
