@@ -129,7 +129,7 @@ template <int N> GPU_FN void fewer_registers(void)
 typedef uint64_t mma_tile;
 GPU_FN mma_tile mma_tile_of(const void *p, uint32_t block_bytes)
 {
-    uint64_t at = (uint32_t)__cvta_generic_to_shared(p);
+    uint64_t at = shared_at(p) & 0x3ffff; /* a cluster numbers its blocks above */
     return at >> 4 | (uint64_t)(block_bytes >> 4) << 16 | (uint64_t)(MMA_ALIGN >> 4) << 32 |
            (uint64_t)1 << 62;
 }

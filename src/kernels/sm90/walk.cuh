@@ -46,9 +46,10 @@ enum { WALK_BYTES = 1024 + sizeof(struct walk_memory) };
 
 /* Tiles, by the block. */
 struct walk_list {
-    int n, of[WALK_VISITS],
-        at[WALK_VISITS]; /* a visit's expert, and how many of its visits come before */
-    int expert[WALK_VISITS], count[WALK_VISITS];
+    int n;
+    int of[WALK_VISITS],
+        at[WALK_VISITS]; /* of a visit: its expert, how many of its visits come before */
+    int expert[WALK_VISITS], count[WALK_VISITS]; /* of a tile */
     uint8_t tile_of[WALK_VISITS], visit[WALK_VISITS][VISITS];
 };
 
