@@ -6,7 +6,7 @@
 #include "kernels/gpu/gpu.h"
 
 enum {
-    CHOOSERS = 1024,
+    CHOOSERS = 1024, /* threads of a block, at most */
     DIGIT = 11,
     BINS = 1 << DIGIT,
     AHEAD = 4,  /* loads under way per thread */
@@ -32,20 +32,23 @@ GPU_FN struct gpu_quad four_scores(const float *score, int e, int nv)
     return gpu_load4(score + (e < nv ? e : 0));
 }
 
+/* Below, THREADS are those of the block. */
+
 /* Count the digit at `shift` of the scores that agree with `value` in the bits of `mask`. */
+template <int THREADS>
 GPU_FN void count_digits(const float *score, int nv, uint32_t value, uint32_t mask, int shift,
                          struct chooser *c)
 {
     uint32_t *hist = c->hist + threadIdx.x % COPIES * COPY;
-    for (int b = (int)threadIdx.x; b < COPIES * COPY; b += CHOOSERS)
+    for (int b = (int)threadIdx.x; b < COPIES * COPY; b += THREADS)
         c->hist[b] = 0;
     gpu_sync();
-    for (int first = 4 * (int)threadIdx.x; first < nv; first += 4 * CHOOSERS * AHEAD) {
+    for (int first = 4 * (int)threadIdx.x; first < nv; first += 4 * THREADS * AHEAD) {
         struct gpu_quad x[AHEAD];
         for (int k = 0; k < AHEAD; k++)
-            x[k] = four_scores(score, first + 4 * CHOOSERS * k, nv);
+            x[k] = four_scores(score, first + 4 * THREADS * k, nv);
         for (int k = 0; k < 4 * AHEAD; k++) {
-            int e = first + 4 * CHOOSERS * (k / 4) + k % 4;
+            int e = first + 4 * THREADS * (k / 4) + k % 4;
             uint32_t u = gpu_ordered(x[k / 4].v[k % 4]);
             if (e < nv && ((u ^ value) & mask) == 0)
                 atomicAdd(hist + (u >> shift & (BINS - 1)), 1u);
@@ -63,14 +66,14 @@ GPU_FN uint32_t in_bin(const struct chooser *c, int b)
 }
 
 /* The bin that holds the need-th best of those counted. */
-GPU_FN void find_bin(uint32_t need, struct chooser *c)
+template <int THREADS> GPU_FN void find_bin(uint32_t need, struct chooser *c)
 {
-    uint32_t all, n[BINS / CHOOSERS], mine = 0;
-    int top = BINS - 1 - (int)threadIdx.x * (BINS / CHOOSERS);
-    for (int i = 0; i < BINS / CHOOSERS; i++)
+    uint32_t all, n[BINS / THREADS], mine = 0;
+    int top = BINS - 1 - (int)threadIdx.x * (BINS / THREADS);
+    for (int i = 0; i < BINS / THREADS; i++)
         mine += n[i] = in_bin(c, top - i);
     uint32_t above = block_sum_before(mine, c->part, &all);
-    for (int i = 0; i < BINS / CHOOSERS; i++) {
+    for (int i = 0; i < BINS / THREADS; i++) {
         if (above < need && need <= above + n[i]) {
             c->bin = top - i;
             c->above = above;
@@ -82,16 +85,17 @@ GPU_FN void find_bin(uint32_t need, struct chooser *c)
 }
 
 /* The scores above `value` and the first `ties` equal to it, in order of entries. */
+template <int THREADS>
 GPU_FN void write_choice(const float *score, int nv, uint32_t value, uint32_t ties, int32_t *sel,
                          struct chooser *c)
 {
     uint32_t above = 0, equal = 0, all;
     struct gpu_quad next = four_scores(score, 4 * (int)threadIdx.x, nv);
-    for (int first = 0; first < nv; first += 4 * CHOOSERS) {
+    for (int first = 0; first < nv; first += 4 * THREADS) {
         int e = first + 4 * (int)threadIdx.x;
         struct gpu_quad x = next;
         uint32_t u[4], n = 0; /* above it in the low half, equal in the high one */
-        next = four_scores(score, e + 4 * CHOOSERS, nv);
+        next = four_scores(score, e + 4 * THREADS, nv);
         for (int i = 0; i < 4; i++) {
             u[i] = gpu_ordered(x.v[i]);
             if (e + i < nv)
@@ -130,10 +134,11 @@ GPU_FN uint32_t block_most(uint32_t best, uint32_t *part)
 }
 
 /* Best score below `value`, in every thread. */
+template <int THREADS>
 GPU_FN uint32_t best_below(const float *score, int nv, uint32_t value, struct chooser *c)
 {
     uint32_t best = 0;
-    for (int e = (int)threadIdx.x; e < nv; e += CHOOSERS) {
+    for (int e = (int)threadIdx.x; e < nv; e += THREADS) {
         uint32_t u = gpu_ordered(score[e]);
         best = u < value ? FST_MAX(best, u) : best;
     }
@@ -141,24 +146,25 @@ GPU_FN uint32_t best_below(const float *score, int nv, uint32_t value, struct ch
 }
 
 /* The topk best of nv > topk scores, ascending; *margin, unless NULL: of index_topk_args.  All threads
- * of a block of CHOOSERS call. */
+ * of the block call. */
+template <int THREADS = CHOOSERS>
 GPU_FN void choose(const float *score, int nv, int topk, int32_t *sel, float *margin,
                    struct chooser *c)
 {
     uint32_t value = 0, mask = 0, need = (uint32_t)topk;
     for (int shift = 32 - DIGIT; shift > -DIGIT; shift -= DIGIT) {
         int at = FST_MAX(shift, 0);
-        count_digits(score, nv, value, mask, at, c);
-        find_bin(need, c);
+        count_digits<THREADS>(score, nv, value, mask, at, c);
+        find_bin<THREADS>(need, c);
         uint32_t digit = (uint32_t)(BINS - 1) << at;
         value |= (uint32_t)c->bin << at & ~mask;
         mask |= digit;
         need -= c->above;
     }
-    write_choice(score, nv, value, need, sel, c);
+    write_choice<THREADS>(score, nv, value, need, sel, c);
     if (!margin)
         return;
-    uint32_t dropped = c->count > need ? value : best_below(score, nv, value, c);
+    uint32_t dropped = c->count > need ? value : best_below<THREADS>(score, nv, value, c);
     if (threadIdx.x == 0)
         *margin = unordered(value) - unordered(dropped);
 }

@@ -31,7 +31,7 @@ GPU_FN int index_seen(int64_t pos)
 }
 
 /* Row t of the step, which sees nv entries: n_sel, and where there is nothing to choose the rest too;
- * else false.  All threads of a block of CHOOSERS call. */
+ * else false.  All threads of the block call. */
 GPU_FN bool index_keeps_all(const struct index_job *j, int64_t t, int nv)
 {
     bool all = nv <= j->topk;
@@ -41,7 +41,7 @@ GPU_FN bool index_keeps_all(const struct index_job *j, int64_t t, int nv)
         if (j->margin && all)
             j->margin[t] = INFINITY;
     }
-    for (int e = (int)threadIdx.x; e < nv && all; e += CHOOSERS)
+    for (int e = (int)threadIdx.x; e < nv && all; e += (int)blockDim.x)
         j->sel[t * j->topk + e] = e;
     return all;
 }

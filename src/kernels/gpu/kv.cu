@@ -187,9 +187,9 @@ GPU_FN void norm_entry(const struct compressor *c, float eps, float *y)
     for (int i = 0; i < 4; i++)
         sum = fmaf(x.v[i], x.v[i], sum);
     sum = block_sum(sum, part);
-    double r = 1.0 / sqrt((double)sum / c->dim + (double)eps);
+    float r = gpu_inverse_root(fmaf(sum, 1.0f / (float)c->dim, eps));
     for (int i = 0; i < 4; i++)
-        x.v[i] = gpu_bf16((float)((double)x.v[i] * r * (double)norm.v[i]));
+        x.v[i] = gpu_bf16(x.v[i] * r * norm.v[i]);
     if (ch < c->dim)
         gpu_store4(y + ch, x);
 }
@@ -214,45 +214,27 @@ GPU_FN void store_entry(const struct kv_job *j, int64_t row, const float *y, con
     }
 }
 
-/* Walsh-Hadamard in Sylvester order of 128 shared values. */
-GPU_FN void hadamard(float *y)
+/* By the first wave: 32 lanes have the key, in a wave of 64 twice. */
+GPU_FN void store_key(const struct kv_job *j, int32_t page_at, int e, const float *y,
+                      const float *cs)
 {
-    int p = (int)threadIdx.x;
-    for (int h = 1; h < ROWS_INDEX_DIM; h *= 2) {
-        gpu_sync();
-        if (p < ROWS_INDEX_DIM / 2) {
-            int i = p / h * 2 * h + p % h;
-            float a = y[i], b = y[i + h];
-            y[i] = a + b;
-            y[i + h] = a - b;
-        }
-    }
-    gpu_sync();
-}
-
-GPU_FN void store_key(const struct kv_job *j, int32_t page_at, int e, float *y, const float *cs)
-{
-    GPU_SHARED float part[WAVES_MAX];
-    int i = (int)threadIdx.x, nope = ROWS_INDEX_DIM - j->rope;
-    if (4 * i >= nope && 4 * i < ROWS_INDEX_DIM) {
-        struct gpu_quad x = gpu_load4(y + 4 * i);
-        rows_rotate(&x, cs + 4 * i - nope);
-        gpu_store4(y + 4 * i, x);
-    }
-    hadamard(y);
-    float x = 0, amax = 0;
-    if (i < ROWS_INDEX_DIM)
-        x = gpu_bf16((float)((double)y[i] * (1.0 / sqrt((double)ROWS_INDEX_DIM))));
-    if (j->l.index_format == INDEX_FP8)
-        amax = block_max(fabsf(x), part);
-    if (i >= ROWS_INDEX_DIM) /* whole waves */
-        return;
+    int i = gpu_lane() % 32, nope = ROWS_INDEX_DIM - j->rope;
+    bool there = gpu_lane() < 32;
     uint8_t *page = rows_index_page(&j->l, page_at);
-    if (j->l.index_format == INDEX_FP8) {
-        rows_index_store8(page, e, i, x, amax);
+    if (gpu_wave())
         return;
-    }
-    rows_index_store4(page, e, i, x);
+    struct gpu_quad q = gpu_load4(y + 4 * i);
+    if (4 * i >= nope)
+        rows_rotate(&q, cs + 4 * i - nope);
+    GPU_UNROLL
+    for (int h = 1; h < ROWS_INDEX_DIM; h *= 2)
+        rows_hadamard(q.v, h);
+    for (int k = 0; k < 4; k++)
+        q.v[k] = gpu_bf16((float)((double)q.v[k] * (1.0 / sqrt((double)ROWS_INDEX_DIM))));
+    if (j->l.index_format == INDEX_FP8)
+        rows_index_store8(page, e, i, q.v, there);
+    else
+        rows_index_store4(page, e, i, q.v, there);
 }
 
 /* The weights that a group of compressor c needs on their way to the cache, as far as they are known

@@ -298,19 +298,6 @@ GPU_FN void finish_query(float *q, int64_t at, int dim, int rope_dim, const floa
     }
 }
 
-/* One step of a Hadamard transform in Sylvester order: values h apart, of which a lane has four in a row. */
-GPU_FN void hadamard_step(float (&y)[4], int h)
-{
-    float x[4];
-    bool upper = h >= 4 && gpu_lane() & (h / 4);
-    GPU_UNROLL
-    for (int i = 0; i < 4; i++)
-        x[i] = h < 4 ? y[i ^ (h % 4)] : wave_xor(y[i], h / 4);
-    GPU_UNROLL
-    for (int i = 0; i < 4; i++)
-        y[i] = upper || (h < 4 && i & h) ? x[i] - y[i] : y[i] + x[i];
-}
-
 /* A head of the indexer, by dim/4 neighbouring lanes: rotation, Hadamard, FP4 grid in blocks of 32. */
 GPU_FN void finish_index(float *q, int dim, int rope_dim, const float *cs, bool there)
 {
@@ -323,7 +310,7 @@ GPU_FN void finish_index(float *q, int dim, int rope_dim, const float *cs, bool 
     GPU_UNROLL
     for (int h = 1; h < INDEX_MAX; h *= 2)
         if (h < dim)
-            hadamard_step(y, h);
+            rows_hadamard(y, h);
     GPU_UNROLL
     for (int i = 0; i < 4; i++) {
         y[i] = gpu_bf16(y[i] * scale);

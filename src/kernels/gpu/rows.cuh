@@ -218,32 +218,53 @@ GPU_FN void rows_unpack(const struct rows_raw *r, struct gpu_words out[2])
 
 /* ---------------------------------------------------------------- index keys */
 
-/* Code of the scale of 32 neighbouring lanes' values. */
-GPU_FN uint32_t rows_fp4_code(float x)
+/* One step of a Hadamard transform in Sylvester order: values h apart, of which a lane has four in a row. */
+GPU_FN void rows_hadamard(float (&y)[4], int h)
 {
-    return gpu_fp4_code(wave_max(fabsf(x), 32));
+    float x[4];
+    bool upper = h >= 4 && gpu_lane() & (h / 4);
+    GPU_UNROLL
+    for (int i = 0; i < 4; i++)
+        x[i] = h < 4 ? y[i ^ (h % 4)] : wave_xor(y[i], h / 4);
+    GPU_UNROLL
+    for (int i = 0; i < 4; i++)
+        y[i] = upper || (h < 4 && i & h) ? x[i] - y[i] : y[i] + x[i];
 }
 
-/* Value i of the key of entry e, held by thread i of the first 128 (whole waves).  Put on the grid,
- * then coded from there, as in ref: a block whose largest value rounds down may get another scale. */
-GPU_FN void rows_index_store4(uint8_t *page, int e, int i, float x)
+GPU_FN float rows_largest(const float (&x)[4])
 {
-    int t = e % ROWS_INDEX_PAGE;
-    x = gpu_fp4_round(x, rows_fp4_code(x));
-    uint32_t code = rows_fp4_code(x), nibble = gpu_e2m1_encode(x / gpu_e8m0(code));
-    uint32_t other = gpu_shfl_xor(nibble, 1);
-    if (i % 2 == 0)
-        page[t * 64 + i / 2] = (uint8_t)(nibble | other << 4);
-    if (i % 32 == 0)
-        page[ROWS_INDEX_PAGE * 64 + 4 * t + i / 32] = (uint8_t)code;
+    return fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
 }
 
-/* The same in FP8; amax: of the whole key. */
-GPU_FN void rows_index_store8(uint8_t *page, int e, int i, float x, float amax)
+/* Values 4i .. 4i+3 of the key of entry e, held by lane i of 32; there: of those that store.  Put on the
+ * grid, then coded from there, as in ref: a block whose largest value rounds down may get another scale. */
+GPU_FN void rows_index_store4(uint8_t *page, int e, int i, float (&x)[4], bool there)
 {
     int t = e % ROWS_INDEX_PAGE;
-    float scale = fmaxf(amax, 1e-4f) / 448.0f;
-    page[t * ROWS_INDEX_DIM + i] = (uint8_t)gpu_e4m3_encode(x / scale);
+    uint32_t code = gpu_fp4_code(wave_max(rows_largest(x), 8)), codes = 0;
+    for (int k = 0; k < 4; k++)
+        x[k] = gpu_fp4_round(x[k], code);
+    code = gpu_fp4_code(wave_max(rows_largest(x), 8));
+    for (int k = 0; k < 4; k++)
+        codes |= gpu_e2m1_encode(x[k] / gpu_e8m0(code)) << (4 * k);
+    if (!there)
+        return;
+    *(uint16_t *)(void *)(page + t * 64 + 2 * i) = (uint16_t)codes;
+    if (i % 8 == 0)
+        page[ROWS_INDEX_PAGE * 64 + 4 * t + i / 8] = (uint8_t)code;
+}
+
+/* The same in FP8. */
+GPU_FN void rows_index_store8(uint8_t *page, int e, int i, const float (&x)[4], bool there)
+{
+    int t = e % ROWS_INDEX_PAGE;
+    float scale = fmaxf(wave_max(rows_largest(x), 32), 1e-4f) / 448.0f;
+    uint32_t codes = 0;
+    for (int k = 0; k < 4; k++)
+        codes |= gpu_e4m3_encode(x[k] / scale) << (8 * k);
+    if (!there)
+        return;
+    *(uint32_t *)(void *)(page + t * ROWS_INDEX_DIM + 4 * i) = codes;
     if (i == 0)
         *(float *)(void *)(page + ROWS_INDEX_PAGE * ROWS_INDEX_DIM + 4 * t) = scale;
 }

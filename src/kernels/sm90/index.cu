@@ -4,10 +4,7 @@
  *                product's A, unpacked, and meet the queries of up to ROWS rows of one span, 64 heads
  *                each, in shared memory.  FP4, E4M3 and scales that are powers of two are exact in
  *                bf16.
- * choose_kernel  one block per row.  Scores that fit in its registers: one count over 2048 equal
- *                steps between the least and the largest score, then the few of the step where the
- *                k-th best lies against each other.  More of them, or a crowd in that step:
- *                choose.cuh.
+ * choose_kernel  one block per row (choice.cuh).
  *
  * A thread has two keys and, of each, dims 32c .. 32c+31 (c = lane % 4): 16 bytes of FP4 codes and their
  * scale.  Step s of k takes dims 8(s/2) + 2(s%2) + {0, 4, 1, 5} of it; queries are laid out alike.
@@ -15,6 +12,7 @@
  * Order of a score: dims by steps, in one sum; heads 2c and 2c+1 of every 8 in order, then four threads
  * as a tree; an entry's place in a page plays no part. */
 #include "kernels/gpu/index.cuh"
+#include "kernels/sm90/choice.cuh"
 #include "kernels/sm90/mma.cuh"
 
 enum {
@@ -28,7 +26,8 @@ enum {
     BLOCK_BYTES = HEADS * MMA_LINE,
     QUERY_BYTES = DIM / MMA_BLOCK * BLOCK_BYTES,
     AHEAD_PAGES = MMA_SIZE(THREADS, 4), /* page numbers read at once */
-    FILL = MMA_SIZE(264, 3)             /* blocks that fill a card: two on each processor */
+    FILL = MMA_SIZE(264, 3),            /* blocks that fill a card: two on each processor */
+    MANY_ROWS = MMA_SIZE(300, 12)       /* more than a block of CHOOSERS on each */
 };
 
 /* ---------------------------------------------------------------- queries */
@@ -90,19 +89,25 @@ GPU_FN void put_query(const struct oct x[OCTS], uint8_t *q)
     }
 }
 
-/* Queries and weights of rows t .. t+n-1.  All loads of a row are under way at once: one oct after another,
- * six rows took 14,000 clocks. */
+/* Queries and weights of rows t .. t+n-1.  All loads of a row are under way at once, and those of the next:
+ * one oct after another, six rows took 14,000 clocks. */
 GPU_FN void load_queries(const struct index_job *j, int64_t t, int n, uint8_t *q,
                          struct score_shared *s)
 {
+    struct oct x[OCTS], next[OCTS] = {};
+    fetch_query(j, t, x);
     for (int i = (int)threadIdx.x; i < n * HEADS; i += THREADS) {
         int h = i % HEADS;
         s->weight[i / HEADS][h] = h < j->heads ? j->iw[(t + i / HEADS) * j->heads + h] : 0;
     }
+    GPU_ROLLED
     for (int row = 0; row < n; row++) {
-        struct oct x[OCTS];
-        fetch_query(j, t + row, x);
+        if (row + 1 < n)
+            fetch_query(j, t + row + 1, next);
         put_query(x, q + row * QUERY_BYTES);
+        GPU_UNROLL
+        for (int i = 0; i < OCTS; i++)
+            x[i] = next[i];
     }
 }
 
@@ -282,7 +287,9 @@ GPU_KERNEL void GPU_BOUNDS(THREADS, 2) score_kernel(struct index_job j)
     GPU_DYNAMIC(uint8_t, bytes);
     uint8_t *q = mma_aligned(bytes);
     struct score_shared *s = (struct score_shared *)(void *)(q + j.tall * QUERY_BYTES);
-    int t = j.first + (int)blockIdx.x / j.parts * j.tall;
+    /* a span's last rows see most: first */
+    int groups = (int)gridDim.x / j.parts, group = groups - 1 - (int)blockIdx.x / j.parts;
+    int t = j.first + group * j.tall;
     int end = FST_MIN(t + j.tall, j.first + j.n);
     while (t < end) {
         const struct row_at at = rows_at(&j.rows, t);
@@ -294,193 +301,11 @@ GPU_KERNEL void GPU_BOUNDS(THREADS, 2) score_kernel(struct index_job j)
 
 /* ---------------------------------------------------------------- choice */
 
-enum {
-    SOME = CHOOSERS,                   /* of the crowd in a step, at most */
-    FEW = MMA_SIZE(4 * CHOOSERS, 300), /* scores of choose_held<1>, of choose_held<5> */
-    MANY = MMA_SIZE(20 * CHOOSERS, 500)
-};
-
-struct finder {
-    uint32_t hist[BINS], part[CHOOSERS / 32], key[SOME];
-    float least[CHOOSERS / 32], most[CHOOSERS / 32];
-    int32_t entry[SOME], last; /* the last kept one */
-    uint32_t value, n;
-    int bin;
-    uint32_t above, count; /* scores above the bin, in it */
-};
-union choice_shared {
-    struct finder f;
-    struct chooser c;
-};
-
-/* Scores of a thread: neighbours; what is no entry is no number. */
-template <int QUADS> struct held {
-    float x[4 * QUADS];
-    int first;
-};
-
-template <int QUADS> GPU_FN void load_held(const float *score, int nv, struct held<QUADS> *h)
-{
-    h->first = (int)threadIdx.x * 4 * QUADS;
-    GPU_UNROLL
-    for (int i = 0; i < QUADS; i++) {
-        struct gpu_quad q = {};
-        if (h->first + 4 * i < nv)
-            q = gpu_load4(score + h->first + 4 * i);
-        GPU_UNROLL
-        for (int k = 0; k < 4; k++)
-            h->x[4 * i + k] = q.v[k];
-    }
-}
-
-/* Least and largest score; steps per unit between them, 0: not so. */
-template <int QUADS>
-GPU_FN float find_scale(const struct held<QUADS> *h, int nv, struct finder *f, float *least)
-{
-    float low = INFINITY, high = -INFINITY;
-    GPU_UNROLL
-    for (int i = 0; i < 4 * QUADS; i++)
-        if (h->first + i < nv) {
-            low = fminf(low, h->x[i]);
-            high = fmaxf(high, h->x[i]);
-        }
-    low = -wave_max(-low);
-    high = wave_max(high);
-    if (gpu_lane() == 0) {
-        f->least[gpu_wave()] = low;
-        f->most[gpu_wave()] = high;
-    }
-    for (int b = (int)threadIdx.x; b < BINS; b += CHOOSERS)
-        f->hist[b] = 0;
-    f->n = 0;
-    gpu_sync();
-    low = -wave_max(-f->least[gpu_lane() % (CHOOSERS / 32)]);
-    high = wave_max(f->most[gpu_lane() % (CHOOSERS / 32)]);
-    *least = low;
-    return high - low > 0x1p-100f && high - low < 0x1p100f ? (float)(BINS - 1) / (high - low) : 0;
-}
-
-/* Never falls as x grows; what is no number is below all. */
-GPU_FN int step_at(float x, float least, float scale)
-{
-    return x == x ? FST_MIN((int)((x - least) * scale), BINS - 1) : 0;
-}
-
-/* The step that holds the topk-th best. */
-GPU_FN void find_step(uint32_t need, struct finder *f)
-{
-    enum { MINE = BINS / CHOOSERS };
-    uint32_t all, n[MINE], mine = 0;
-    int top = BINS - 1 - (int)threadIdx.x * MINE;
-    for (int i = 0; i < MINE; i++)
-        mine += n[i] = f->hist[top - i];
-    uint32_t above = block_sum_before(mine, f->part, &all);
-    for (int i = 0; i < MINE; i++) {
-        if (above < need && need <= above + n[i]) {
-            f->bin = top - i;
-            f->above = above;
-            f->count = n[i];
-        }
-        above += n[i];
-    }
-    gpu_sync();
-}
-
-/* Of the scores in the step: the need-th best is the last one kept. */
-GPU_FN void find_last(uint32_t need, struct finder *f)
-{
-    int i = (int)threadIdx.x, n = (int)f->count;
-    gpu_sync();
-    if (i < n) {
-        uint32_t key = f->key[i], before = 0;
-        int entry = f->entry[i];
-        for (int k = 0; k < n; k++)
-            before += f->key[k] > key || (f->key[k] == key && f->entry[k] < entry);
-        if (before == need - 1) {
-            f->value = key;
-            f->last = entry;
-        }
-    }
-    gpu_sync();
-}
-
-template <int QUADS>
-GPU_FN void write_held(const struct held<QUADS> *h, int nv, int32_t *sel, float *margin,
-                       struct finder *f)
-{
-    uint32_t kept = 0, all, dropped = 0;
-    GPU_UNROLL
-    for (int i = 0; i < 4 * QUADS; i++) {
-        uint32_t u = gpu_ordered(h->x[i]);
-        int e = h->first + i;
-        if (e < nv && (u > f->value || (u == f->value && e <= f->last)))
-            kept |= 1u << i;
-        else if (e < nv)
-            dropped = FST_MAX(dropped, u);
-    }
-    uint32_t at = block_sum_before((uint32_t)__builtin_popcount(kept), f->part, &all);
-    GPU_UNROLL
-    for (int i = 0; i < 4 * QUADS; i++)
-        if (kept >> i & 1)
-            sel[at++] = h->first + i;
-    if (!margin)
-        return;
-    dropped = block_most(dropped, f->part);
-    if (threadIdx.x == 0)
-        *margin = unordered(f->value) - unordered(dropped);
-}
-
-/* False: too many in the step, or no steps; nothing is written. */
-template <int QUADS>
-GPU_FN bool choose_held(const float *score, int nv, int topk, int32_t *sel, float *margin,
-                        struct finder *f)
-{
-    struct held<QUADS> h;
-    float least;
-    load_held(score, nv, &h);
-    float scale = find_scale(&h, nv, f, &least);
-    if (scale == 0)
-        return false;
-    GPU_UNROLL
-    for (int i = 0; i < 4 * QUADS; i++)
-        if (h.first + i < nv)
-            atomicAdd(f->hist + step_at(h.x[i], least, scale), 1u);
-    gpu_sync();
-    find_step((uint32_t)topk, f);
-    if (f->count > SOME)
-        return false;
-    GPU_UNROLL
-    for (int i = 0; i < 4 * QUADS; i++)
-        if (h.first + i < nv && step_at(h.x[i], least, scale) == f->bin) {
-            uint32_t at = atomicAdd(&f->n, 1u); /* in any order: find_last knows none */
-            f->key[at] = gpu_ordered(h.x[i]);
-            f->entry[at] = h.first + i;
-        }
-    find_last((uint32_t)topk - f->above, f);
-    write_held(&h, nv, sel, margin, f);
-    return true;
-}
-
-MMA_APART void choose_crowd(const float *score, int nv, int topk, int32_t *sel, float *margin,
-                            struct chooser *c)
-{
-    gpu_sync();
-    choose(score, nv, topk, sel, margin, c);
-}
-
-GPU_FN void choose_any(const float *score, int nv, int topk, int32_t *sel, float *margin,
-                       union choice_shared *s)
-{
-    bool done = false;
-    if (nv <= FEW)
-        done = choose_held<1>(score, nv, topk, sel, margin, &s->f);
-    else if (nv <= MANY)
-        done = choose_held<5>(score, nv, topk, sel, margin, &s->f);
-    if (!done)
-        choose_crowd(score, nv, topk, sel, margin, &s->c);
-}
-
-GPU_KERNEL void GPU_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_job j)
+/* Few rows: many threads a row; many: few, and two or four rows on a processor. */
+template <int T, bool LISTS>
+GPU_KERNEL void GPU_BOUNDS(T, T == CHOOSERS ? 1
+                              : LISTS       ? 2
+                                            : 4) choose_kernel(struct index_job j)
 {
     gpu_let_next();
     if (!j.score)
@@ -492,11 +317,30 @@ GPU_KERNEL void GPU_BOUNDS(CHOOSERS, 1) choose_kernel(struct index_job j)
     if (j.score)
         gpu_wait_before();
     if (!index_keeps_all(&j, t, nv))
-        choose_any(j.score + row * j.ld, nv, j.topk, j.sel + (int64_t)t * j.topk,
-                   j.margin ? j.margin + t : NULL, &s);
+        choose_any<T, LISTS>(j.score + row * j.ld, nv, j.topk, j.sel + (int64_t)t * j.topk,
+                             j.margin ? j.margin + t : NULL, &s);
 }
 
 /* ---------------------------------------------------------------- launcher */
+
+static void launch_choice(const struct index_job *j, int64_t n, struct stream *s)
+{
+    bool few = n < MANY_ROWS;
+    gpu_launch_early(few                      ? choose_kernel<CHOOSERS, true>
+                     : j->max_entries <= HELD ? choose_kernel<FEW_CHOOSERS, false>
+                                              : choose_kernel<FEW_CHOOSERS, true>,
+                     n, few ? (int)CHOOSERS : (int)FEW_CHOOSERS, 0, s, *j);
+}
+
+/* Rows that share a block's keys.  Every block loads the queries of its rows, 1.7 us for each on all blocks
+ * together, and unpacks its pages, 0.14 us each: the sum is least near tall^2 = n*pages/1570. */
+static int tall_of(int64_t n, int64_t n_spans, int64_t pages)
+{
+    int64_t most = FST_MIN((int64_t)ROWS, div_up(n, n_spans)), tall = 1;
+    while (tall < most && (MMA_SIZE(false, true) || tall * tall * 1570 < n * pages))
+        tall++;
+    return (int)tall;
+}
 
 SM90_ENTRY(index_topk)
 {
@@ -505,19 +349,19 @@ SM90_ENTRY(index_topk)
     if (n == 0)
         return FST_OK;
     if (a->max_entries <= a->topk && !a->scores) { /* every row takes all it sees */
-        gpu_launch_early(choose_kernel, n, CHOOSERS, 0, s, j);
+        launch_choice(&j, n, s);
         return gpu_done("index_topk");
     }
     struct gpu_cut cut = gpu_scratch(s);
     int64_t rows = index_rows(n, a->max_entries), pages = div_up(a->max_entries, PAGE);
     j.score = gpu_take<float>(&cut, rows * j.ld);
-    j.tall = (int)FST_MIN((int64_t)ROWS, div_up(n, a->rows->n_spans));
+    j.tall = tall_of(n, a->rows->n_spans, pages);
     for (j.first = 0; j.first < n; j.first += (int)rows) {
         j.n = (int)FST_MIN(rows, n - j.first);
         int64_t groups = div_up(j.n, j.tall);
         j.parts = (int)FST_MAX(1, FST_MIN(pages, FILL / groups));
         gpu_launch_early(score_kernel, groups * j.parts, THREADS, score_bytes(j.tall), s, j);
-        gpu_launch_early(choose_kernel, j.n, CHOOSERS, 0, s, j);
+        launch_choice(&j, j.n, s);
     }
     return gpu_done("index_topk");
 }
