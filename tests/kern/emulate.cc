@@ -3,7 +3,8 @@
  * Each thread of a block has a stack of its own; the scheduler resumes one that may run until it
  * waits.  A fiber waits for its wave (an exchange of values) or for its block (a barrier); the wait
  * ends when all that are meant have come.  A thread that returned while others wait, or lanes of one
- * wave at different places, stop the program: on a card that hangs or gives garbage. */
+ * wave at different places, stop the program: on a card that hangs or gives garbage.  So does a block
+ * where every thread waits at a barrier of some of its waves. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,15 +22,22 @@ extern "C" {
 struct emulate_dim emulate_thread, emulate_block, emulate_block_dim, emulate_grid_dim;
 int64_t emulate_waits;
 
-enum { THREADS_MAX = 1024, STACK = 64 << 10, SHARED_MAX = 228 << 10 };
-enum state { RUNS, WAITS_WAVE, WAITS_BLOCK, DONE };
+enum { THREADS_MAX = 1024, STACK = 64 << 10, SHARED_MAX = 228 << 10, PARTS_MAX = 16 };
+enum state { RUNS, WAITS_WAVE, WAITS_PART, WAITS_BLOCK, DONE };
 
 struct fiber {
     void *sp;
     enum state state;
+    int part; /* the barrier it waits at */
+};
+/* A barrier of some waves: who has come. */
+struct part {
+    int n;
+    bool has[THREADS_MAX];
 };
 
 static struct fiber fibers[THREADS_MAX];
+static struct part parts[PARTS_MAX];
 static uint8_t *stacks, *shared_bytes;
 static void *scheduler_sp;
 static int n_threads, wave_width, current;
@@ -106,44 +114,56 @@ static void fail(const char *what)
     abort();
 }
 
-/* Let a wave run until all its lanes wait for the block or are done. */
+/* Threads of a wave or block in that state. */
+static int count(int first, int last, enum state state)
+{
+    int n = 0;
+    for (int i = first; i < last; i++)
+        n += fibers[i].state == state;
+    return n;
+}
+static void release(int first, int last)
+{
+    for (int i = first; i < last; i++)
+        fibers[i].state = RUNS;
+}
+
+/* Let a wave run until all its lanes wait for others or are done. */
 static void run_wave(int first, int last)
 {
     for (;;) {
-        int at_wave = 0, other = 0;
-        for (int i = first; i < last; i++) {
+        for (int i = first; i < last; i++)
             if (fibers[i].state == RUNS)
                 resume(i);
-            at_wave += fibers[i].state == WAITS_WAVE;
-            other += fibers[i].state != WAITS_WAVE;
-        }
-        if (at_wave && other)
+        if (count(first, last, RUNS)) /* a later lane let it go on */
+            continue;
+        int at_wave = count(first, last, WAITS_WAVE);
+        if (at_wave && at_wave < last - first)
             fail("some lanes of a wave exchange values, others do not");
         if (!at_wave)
             return;
-        for (int i = first; i < last; i++)
-            fibers[i].state = RUNS;
+        release(first, last);
     }
 }
 
 static void run_block(void)
 {
+    memset(parts, 0, sizeof parts);
     for (int i = 0; i < n_threads; i++)
         start(i);
     for (;;) {
-        int waits = 0, done = 0;
         for (int i = 0; i < n_threads; i += wave_width)
             run_wave(i, FST_MIN(i + wave_width, n_threads));
-        for (int i = 0; i < n_threads; i++) {
-            waits += fibers[i].state == WAITS_BLOCK;
-            done += fibers[i].state == DONE;
-        }
+        if (count(0, n_threads, RUNS))
+            continue;
+        int done = count(0, n_threads, DONE), waits = count(0, n_threads, WAITS_BLOCK);
         if (done == n_threads)
             return;
-        if (done)
+        if (waits < n_threads && waits + done == n_threads)
             fail("some threads wait for the block, others have returned");
-        for (int i = 0; i < n_threads; i++)
-            fibers[i].state = RUNS;
+        if (waits < n_threads)
+            fail("all that is left waits at barriers of some waves");
+        release(0, n_threads);
     }
 }
 
@@ -178,6 +198,26 @@ void emulate_run(void (*body)(void *ud), void *ud, int64_t grid, int threads, in
 void emulate_block_barrier(void)
 {
     to_scheduler(WAITS_BLOCK);
+}
+
+void emulate_part_barrier(int part, int threads, bool wait)
+{
+    FST_ASSERT(part > 0); /* 0 is the block's */
+    FST_ASSERT(part < PARTS_MAX);
+    struct part *b = &parts[part];
+    if (b->has[current])
+        fail("a thread comes to a barrier twice before the others");
+    b->has[current] = true;
+    if (++b->n < threads) {
+        fibers[current].part = part;
+        if (wait)
+            to_scheduler(WAITS_PART);
+        return;
+    }
+    memset(b, 0, sizeof *b);
+    for (int i = 0; i < n_threads; i++)
+        if (fibers[i].state == WAITS_PART && fibers[i].part == part)
+            fibers[i].state = RUNS;
 }
 
 /* Two sets of values, used in turn: a lane can be one exchange ahead of another, never two. */

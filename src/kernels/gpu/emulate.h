@@ -40,6 +40,8 @@ extern struct emulate_dim emulate_thread, emulate_block, emulate_block_dim, emul
 void emulate_run(void (*body)(void *ud), void *ud, int64_t grid, int threads, int wave,
                  size_t shared_bytes);
 void emulate_block_barrier(void);
+/* Barrier `part` (1 .. 15) of as many of the block's threads; without `wait` the thread only comes by. */
+void emulate_part_barrier(int part, int threads, bool wait);
 /* Every lane gives v and gets lane `from`'s (0 .. wave-1). */
 uint32_t emulate_exchange(uint32_t v, int from);
 void *emulate_shared(void);   /* poisoned before every block */

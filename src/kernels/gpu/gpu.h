@@ -73,12 +73,15 @@ extern "C" {
 #define gpu_sync() __syncthreads()
 #endif
 
-/* Loops whose loads are to be under way together; registers for so many blocks a processor. */
+/* Loops whose loads are to be under way together; whose turns are not to share registers; registers for so
+ * many blocks a processor. */
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define GPU_UNROLL                  _Pragma("unroll")
+#define GPU_ROLLED                  _Pragma("unroll 1")
 #define GPU_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #else
 #define GPU_UNROLL
+#define GPU_ROLLED
 #define GPU_BOUNDS(threads, blocks)
 #endif
 

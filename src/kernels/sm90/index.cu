@@ -162,7 +162,7 @@ GPU_FN void unpack_keys(enum index_format format, const struct raw_keys *raw,
                 GPU_UNROLL
                 for (int k = 0; k < 4; k++)
                     pair[k] = mma_codes(mma_bytes(u[0], u[1], 0x4000u + (uint32_t)k * 0x1010u),
-                                        mma_code_scale(127));
+                                        mma_code_scale(127 * 0x10001));
             }
             GPU_UNROLL
             for (int k = 0; k < 4; k++)

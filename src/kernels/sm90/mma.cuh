@@ -71,6 +71,31 @@ GPU_FN void mma_store16(uint8_t *p, struct gpu_words w)
 #define MMA_APART                static __device__ __noinline__ /* the rare case: costs no registers elsewhere */
 #define MMA_SIZE(card, emulated) (card) /* what takes thousands of blocks to reach: less in tests */
 
+/* Barrier n (1 .. 15) of as many threads, in whole waves.  part_arrive is for those who need not wait. */
+GPU_FN void part_sync(int n, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(n), "r"(threads) : "memory");
+}
+GPU_FN void part_arrive(int n, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(n), "r"(threads) : "memory");
+}
+/* Registers of a thread from here on: more, or fewer so that other warpgroups of the block may have more.
+ * All threads of a warpgroup call. */
+template <int N> GPU_FN void more_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> GPU_FN void fewer_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+/* 16 bytes on their way to shared memory; copies_wait and a barrier, then they are there. */
+GPU_FN void mma_copy16(uint8_t *to, const void *from)
+{
+    copy16(shared_at(to), from);
+}
+
 /* A tile as the instructions take it: its place in shared memory and two strides. */
 typedef uint64_t mma_tile;
 GPU_FN mma_tile mma_tile_of(const void *p, uint32_t block_bytes)
@@ -79,9 +104,21 @@ GPU_FN mma_tile mma_tile_of(const void *p, uint32_t block_bytes)
     return at >> 4 | (uint64_t)(block_bytes >> 4) << 16 | (uint64_t)(MMA_ALIGN >> 4) << 32 |
            (uint64_t)1 << 62;
 }
-GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
+GPU_FN mma_tile mma_ahead(mma_tile t, int bytes) /* the low half holds the place: no carry */
 {
-    return t + (uint64_t)(uint32_t)(bytes >> 4);
+    return (t & ~(uint64_t)UINT32_MAX) | ((uint32_t)t + (uint32_t)(bytes >> 4));
+}
+/* The same, of which the compiler knows nothing: what follows from it, such as the places of all steps of a
+ * product, it keeps in registers otherwise, from one piece or row to the next.  A tile comes out the same
+ * in all lanes, so that its places are worked out once a wave: two instructions a step instead of ten. */
+GPU_FN mma_tile mma_anew(mma_tile t)
+{
+    return (t & ~(uint64_t)UINT32_MAX) | gpu_shfl((uint32_t)t, 0);
+}
+GPU_FN int mma_anew(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 /* S = Q K^T: 32 columns, k along the rows of both tiles. */
@@ -144,6 +181,20 @@ GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t v, uint32_t select)
 {
     return __byte_perm(u, v, select);
 }
+/* The lesser of the low halves, of the high halves. */
+GPU_FN uint32_t mma_least(uint32_t u, uint32_t v)
+{
+    uint32_t x;
+    asm("min.u16x2 %0, %1, %2;" : "=r"(x) : "r"(u), "r"(v));
+    return x;
+}
+/* 2^x, x <= 0; below 2^-126: 0. */
+GPU_FN float mma_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 #else
 #define MMA_APART                static
@@ -163,7 +214,31 @@ GPU_FN mma_tile mma_ahead(mma_tile t, int bytes)
     t.p += bytes;
     return t;
 }
+GPU_FN void part_sync(int n, int threads)
+{
+    emulate_part_barrier(n, threads, true);
+}
+GPU_FN void part_arrive(int n, int threads)
+{
+    emulate_part_barrier(n, threads, false);
+}
+template <int N> GPU_FN void more_registers(void) {}
+template <int N> GPU_FN void fewer_registers(void) {}
+GPU_FN void mma_copy16(uint8_t *to, const void *from)
+{
+    mma_store16(to, gpu_load16(from));
+}
+GPU_FN mma_tile mma_anew(mma_tile t)
+{
+    return t;
+}
+GPU_FN int mma_anew(int x)
+{
+    return x;
+}
 /* As in wgmma.cuh. */
+GPU_FN void copies_end(void) {}
+template <int LEFT> GPU_FN void copies_wait(void) {}
 GPU_FN void shared_to_wgmma(void) {}
 GPU_FN void wgmma_begin(void) {}
 GPU_FN void wgmma_end(void) {}
@@ -242,6 +317,14 @@ GPU_FN uint32_t mma_bytes(uint32_t u, uint32_t v, uint32_t select)
         x |= (uint32_t)(both >> (8 * (select >> (4 * i) & 7)) & 255) << (8 * i);
     return x;
 }
+GPU_FN uint32_t mma_least(uint32_t u, uint32_t v)
+{
+    return FST_MIN(u & 65535, v & 65535) | FST_MIN(u >> 16, v >> 16) << 16;
+}
+GPU_FN float mma_exp2(float x)
+{
+    return exp2f(x);
+}
 #endif
 
 /* Two E4M3 codes in the high bytes of the halves, times 2^(code - 127): moved into bf16 they are 2^-120
@@ -251,15 +334,14 @@ GPU_FN uint32_t mma_codes(uint32_t halves, uint32_t scale)
     uint32_t x = (halves & 0x80008000u) | (halves >> 4 & 0x07f007f0u);
     return mma_times(mma_times(x, 0x5f805f80u), scale); /* 2^64 */
 }
-/* The second factor: 2^(code - 127 + 56) twice. */
-GPU_FN uint32_t mma_code_scale(uint32_t code)
+/* The second factor: 2^(code - 127 + 56) twice.  codes: the code in both halves. */
+GPU_FN uint32_t mma_code_scale(uint32_t codes)
 {
-    return FST_MIN(code + 56, 254u) * 0x00800080u;
+    return mma_least(codes, 198 * 0x10001) * 128 + 56 * 0x00800080;
 }
-/* 16 E4M3 codes as two chunks. */
-GPU_FN void mma_unpack(const struct gpu_words &c, uint32_t code, struct gpu_words out[2])
+/* 16 E4M3 codes as two chunks; scale: of mma_code_scale. */
+GPU_FN void mma_unpack(const struct gpu_words &c, uint32_t scale, struct gpu_words out[2])
 {
-    uint32_t scale = mma_code_scale(code);
     GPU_UNROLL
     for (int i = 0; i < 4; i++) {
         out[i / 2].w[i % 2 * 2] = mma_codes(mma_bytes(c.w[i], 0, 0x1404), scale);

@@ -1,0 +1,252 @@
+/* attention.cuh - what the kernels of attention.cu share: sizes, the job, and the keys of a row: where they
+ * lie, how they are loaded and unpacked into a tile. */
+#ifndef FST_KERNELS_SM90_ATTENTION_CUH
+#define FST_KERNELS_SM90_ATTENTION_CUH
+
+#include "kernels/gpu/keys.cuh"
+#include "kernels/sm90/mma.cuh"
+
+enum {
+    TILE = KEYS_PIECE,
+    DIM = 512,
+    HEADS = 64, /* of a block; absent ones are zeros */
+    THREADS = 2 * MMA_GROUP,
+    WAVES = THREADS / 32,
+    PARTS = DIM / 16, /* 16 values each: what a lane loads of a key */
+    SCOUTS = TILE,    /* threads that look for keys while the others load queries */
+    UNITS = TILE / WAVES,
+    BLOCK_BYTES = TILE * MMA_LINE, /* 64 rows of 64 values */
+    TILE_BYTES = DIM / MMA_BLOCK * BLOCK_BYTES,
+    STEPS = TILE / 16,
+    WINDOW = 1024,                  /* places of keys in shared memory at a time */
+    SCORE_FILL = MMA_SIZE(132, 12), /* blocks of score_kernel, one per processor */
+    SLICE_FILL = 2 * SCORE_FILL,    /* of value_kernel<1>, two */
+    WHOLE_FROM = MMA_SIZE(40, 16),  /* rows and groups of heads from which whole_kernel is faster */
+    OWN_FROM = MMA_SIZE(32, 8)      /* rows from which the step's own are packed as bf16 */
+};
+#define NO_KEY INT32_MIN
+
+/* Of a piece and 64 heads: the exponent of its maximum, sums of the weights of its halves. */
+struct piece_stat {
+    float top[HEADS], den[2][HEADS];
+};
+
+struct attention_sm90_job {
+    struct rows rows;
+    struct kv_layer l;
+    struct attention_args a; /* its rows and l are the host's: not to be followed */
+    /* by row of the launch, group of heads, piece */
+    struct gpu_words *weight; /* (STEPS, MMA_GROUP) A of the second product */
+    struct piece_stat *stat;
+    uint16_t *own;     /* NULL, or (rows of the step, DIM) kv as bf16 */
+    float scale;       /* of scores, log2 e in it */
+    int first, pieces; /* row of the step; pieces of a row, at most */
+    int groups, spread;
+};
+
+/* ---------------------------------------------------------------- keys */
+
+/* Where a block is: its row, and the pieces of the row. */
+struct place {
+    struct row_at at;
+    struct range r[2];
+    int t, row, group, n; /* row of the step, of the launch; heads; pieces */
+};
+
+/* Read by every lane of the waves that call. */
+GPU_FN void find_place(const struct attention_sm90_job *j, int block, struct place *w)
+{
+    const struct rows *r = &j->rows;
+    w->row = block / j->groups;
+    w->group = block % j->groups;
+    w->t = j->first + w->row;
+    int span = r->span[w->t];
+    w->at.slot = r->slot[w->t];
+    w->at.pos = r->pos[w->t];
+    w->at.first = r->span_first[span];
+    w->at.last = r->span_first[span + 1];
+    w->at.start = w->at.pos - (w->t - w->at.first);
+    keys_ranges(&j->a, j->l.ratio, &w->at, w->t, w->r);
+    w->n = range_pieces(&w->r[0]) + range_pieces(&w->r[1]);
+    ROWS_CHECK(w->n <= j->pieces);
+}
+
+GPU_FN int piece_keys(const struct place *w, int p)
+{
+    struct range of = keys_piece(w->r, p);
+    return of.hi - of.lo + 1;
+}
+
+/* A key on its way: where it lies depends on its page, and that on the row's choice of entries.  Each of
+ * these loads takes as long as hundreds of instructions: what others there are goes in between. */
+struct seek {
+    enum range_kind kind;
+    int32_t x, page; /* position or entry; -1: none */
+};
+
+/* Key i of piece p. */
+GPU_FN void seek_start(const struct attention_sm90_job *j, const struct place *w, int p, int i,
+                       struct seek *k)
+{
+    struct range of = keys_piece(w->r, p);
+    k->kind = of.kind;
+    k->x = -1;
+    if (p >= w->n || of.lo + i > of.hi)
+        return;
+    k->x = of.lo + i;
+    if (k->kind == RANGE_SELECTED)
+        k->x = j->a.sel[(int64_t)w->t * j->a.topk + k->x];
+}
+GPU_FN void seek_page(const struct attention_sm90_job *j, const struct place *w, struct seek *k)
+{
+    k->page = 0;
+    if (k->kind != RANGE_POSITIONS && k->x >= 0)
+        k->page = rows_pages(&j->rows, w->at.slot)[k->x >> rows_page_shift(&j->l)];
+}
+GPU_FN int32_t seek_end(const struct attention_sm90_job *j, const struct place *w,
+                        const struct seek *k)
+{
+    if (k->x < 0)
+        return NO_KEY;
+    if (k->kind != RANGE_POSITIONS)
+        return (int32_t)rows_of_page(&j->l, k->page, k->x);
+    return (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, k->kind, k->x);
+}
+
+/* At once. */
+GPU_FN int32_t find_key(const struct attention_sm90_job *j, const struct place *w, int p, int i)
+{
+    struct seek k;
+    seek_start(j, w, p, i, &k);
+    seek_page(j, w, &k);
+    return seek_end(j, w, &k);
+}
+
+GPU_FN bool is_scout(void)
+{
+    return (int)threadIdx.x < SCOUTS;
+}
+
+/* What a lane loads of a key: 16 codes and all scales of the row, or 16 values as bf16. */
+struct raw_part {
+    struct gpu_words a, b;
+};
+
+/* Whether the 16 values are codes in rows of the layer. */
+GPU_FN bool has_codes(const struct attention_sm90_job *j, int part)
+{
+    return j->l.format == ROW_FP8 && part < ROWS_FP8_NOPE / 16;
+}
+
+/* Where a lane's 16 values of the rows of the layer, or of the step, are: of row 0, what it loads first and
+ * from there on second; bytes of a row. */
+struct source {
+    const uint8_t *p;
+    int second, line;
+};
+struct sources {
+    struct source layer, own;
+};
+
+GPU_FN struct sources find_sources(const struct attention_sm90_job *j, int part)
+{
+    struct sources s;
+    const uint8_t *own = (const uint8_t *)j->own;
+    s.own = {own ? own + 32 * part : own, 16, 2 * DIM};
+    s.layer = {j->l.nope + 32 * part, 16, 2 * DIM};
+    if (has_codes(j, part))
+        s.layer = {j->l.nope + 16 * part, ROWS_FP8_NOPE - 16 * part, ROWS_FP8_BYTES};
+    else if (j->l.format == ROW_FP8)
+        s.layer = {j->l.rope + 32 * part - 2 * ROWS_FP8_NOPE, 16, ROWS_ROPE_BYTES};
+    return s;
+}
+
+/* 16 values of a key as they lie in memory; anything where there are none.  No branches, and what is
+ * loaded is not looked at: lanes of a wave that load the same register behind a branch wait for each
+ * other's loads. */
+GPU_FN struct raw_part fetch(const struct sources *s, int32_t at)
+{
+    bool mine = at < 0 && at != NO_KEY && s->own.p;
+    int row = at >= 0 ? at : mine ? -1 - at : 0;
+    const uint8_t *p = mine ? s->own.p : s->layer.p;
+    int second = mine ? s->own.second : s->layer.second;
+    struct raw_part r;
+    p += (int64_t)row * (mine ? s->own.line : s->layer.line);
+    r.a = gpu_load16(p);
+    r.b = gpu_load16(p + second);
+    return r;
+}
+
+/* Towards the card's cache: a row of the layer that will be wanted soon. */
+GPU_FN void hint_row(const struct attention_sm90_job *j, int32_t at)
+{
+    bool fp8 = j->l.format == ROW_FP8;
+    int line = fp8 ? ROWS_FP8_BYTES : 2 * DIM;
+    if (at < 0)
+        return;
+    for (int i = 0; i < line; i += MMA_LINE)
+        gpu_prefetch(j->l.nope + (int64_t)at * line + i);
+    if (fp8)
+        gpu_prefetch(j->l.rope + (int64_t)at * ROWS_ROPE_BYTES);
+}
+
+GPU_FN void round_own(const float *x, struct gpu_words out[2])
+{
+    for (int i = 0; i < 4; i++) {
+        struct gpu_quad v = gpu_load4(x + 4 * i);
+        out[i / 2].w[i % 2 * 2] = mma_pair(v.v[0], v.v[1]);
+        out[i / 2].w[i % 2 * 2 + 1] = mma_pair(v.v[2], v.v[3]);
+    }
+}
+
+/* The factor of a lane's 16 codes: the row's scales are twice a byte, one for 4 lanes. */
+GPU_FN uint32_t find_scale(const struct raw_part *r, int part)
+{
+    uint32_t u = part & 16 ? r->b.w[2] : r->b.w[0], v = part & 16 ? r->b.w[3] : r->b.w[1];
+    uint32_t both = mma_bytes(u, v, (uint32_t)(part / 4 % 4) * 0x2222u);
+    return mma_code_scale(both & 0x00ff00ffu);
+}
+
+/* The same 16 values into row `key` of a block; at is best the same in all lanes of a wave.  Lanes of odd blocks
+ * write their second chunk first, so that 8 neighbours meet no bank twice. */
+GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, int32_t at, int part,
+                uint8_t *block, int key, int swap)
+{
+    struct gpu_words out[2] = {r->a, r->b};
+    if (at >= 0 && has_codes(j, part))
+        mma_unpack(r->a, find_scale(r, part), out);
+    else if (at == NO_KEY)
+        out[0] = out[1] = {};
+    else if (at < 0 && !j->own)
+        round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
+    int c = part % 4 * 2;
+    mma_store16(block + mma_place(key, c + swap), swap ? out[1] : out[0]);
+    mma_store16(block + mma_place(key, c + 1 - swap), swap ? out[0] : out[1]);
+}
+
+/* A wave loads whole keys: wave w has w, w+8, .. */
+GPU_FN void my_keys(const int32_t *at, int32_t mine[UNITS])
+{
+    GPU_UNROLL
+    for (int u = 0; u < UNITS; u++)
+        mine[u] = at[gpu_wave() + u * WAVES];
+}
+GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
+                       struct raw_part raw[UNITS])
+{
+    int32_t mine[UNITS];
+    struct sources s = find_sources(j, gpu_lane());
+    my_keys(at, mine);
+    GPU_UNROLL
+    for (int u = 0; u < UNITS; u++)
+        raw[u] = fetch(&s, mine[u]);
+}
+/* The wave's u-th key. */
+GPU_FN void put_key(const struct attention_sm90_job *j, int32_t at, const struct raw_part *raw,
+                    int u, uint8_t *tile)
+{
+    int part = gpu_lane(), key = gpu_wave() + u * WAVES;
+    put(j, raw, at, part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
+}
+
+#endif

@@ -1,0 +1,399 @@
+/* attention_few.cuh - kernels of attention.cu where rows are few: a row's pieces and dims over many blocks. */
+#ifndef FST_KERNELS_SM90_ATTENTION_FEW_CUH
+#define FST_KERNELS_SM90_ATTENTION_FEW_CUH
+
+#include "kernels/sm90/attention_sums.cuh"
+
+/* ---------------------------------------------------------------- score_kernel */
+
+/* Scores of this warpgroup's 32 keys: under way.  Meanwhile the next tile, unless NULL, is unpacked: a
+ * step of the product takes 50 clocks, bound by shared memory, and a key of the tile about 300; a
+ * warpgroup that issues all steps at once waits for most of them. */
+GPU_FN void start_scores(const struct attention_sm90_job *j, const uint8_t *q, const uint8_t *tile,
+                         float (&s)[16], const int32_t *at, const struct raw_part raw[UNITS],
+                         uint8_t *next)
+{
+    enum { EACH = DIM / 16 / UNITS };
+    int32_t mine[UNITS];
+    my_keys(at, mine);
+    GPU_UNROLL
+    for (int i = 0; i < 16; i++)
+        s[i] = 0;
+    GPU_UNROLL
+    for (int u = 0; u < UNITS; u++) {
+        add_scores<EACH>(q, tile, u * EACH, s);
+        if (u == UNITS - 1)
+            wgmma_end();
+        if (next)
+            put_key(j, mine[u], &raw[u], u, next);
+    }
+}
+
+struct score_shared {
+    struct place w;
+    int32_t at[2][TILE];
+    float top[2][2][HEADS]; /* by turn, half */
+};
+enum { SCORE_BYTES = 3 * TILE_BYTES + MMA_ALIGN + (int)sizeof(struct score_shared) };
+
+/* A turn of a block: scores of piece p, whose tile is there; meanwhile the tile of the next one is
+ * unpacked, and then the loads of the one after it go out. */
+struct turns {
+    uint8_t *q, *tile; /* two, one after another */
+    struct score_shared *s;
+    int step; /* between pieces of the block */
+};
+
+GPU_FN struct turns take_shared(uint8_t *bytes, int step)
+{
+    struct turns b;
+    b.q = mma_aligned(bytes);
+    b.tile = b.q + TILE_BYTES;
+    b.s = (struct score_shared *)(void *)(b.tile + 2 * TILE_BYTES);
+    b.step = step;
+    return b;
+}
+
+/* Where the block is, its queries, the tile of its first piece p, and the loads of the next one under
+ * way.  p may be beyond the row's pieces: then nothing else is there. */
+GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const struct turns *b, int p,
+                       struct raw_part raw[UNITS])
+{
+    enum { LOADERS = THREADS - SCOUTS };
+    const struct place *w = &b->s->w;
+    if (is_scout()) {
+        struct place mine;
+        struct seek k[2];
+        find_place(j, block, &mine);
+        GPU_UNROLL
+        for (int i = 0; i < 2; i++)
+            seek_start(j, &mine, p + i * b->step, (int)threadIdx.x, &k[i]);
+        GPU_UNROLL
+        for (int i = 0; i < 2; i++)
+            seek_page(j, &mine, &k[i]);
+        GPU_UNROLL
+        for (int i = 0; i < 2; i++) {
+            int32_t at = seek_end(j, &mine, &k[i]);
+            b->s->at[i][threadIdx.x] = at;
+            hint_row(j, at); /* the queries are not there yet */
+        }
+        if (threadIdx.x == 0)
+            b->s->w = mine;
+    } else if (j->a.packed)
+        load_packed<LOADERS>(j, j->first + block / j->groups, block % j->groups, b->q,
+                             (int)threadIdx.x - SCOUTS);
+    else
+        load_queries<LOADERS / 32, 6>(j, j->first + block / j->groups, block % j->groups, b->q,
+                                      gpu_wave() - SCOUTS / 32);
+    gpu_sync();
+    if (p >= w->n)
+        return;
+    fetch_tile(j, b->s->at[0], raw);
+    int32_t mine[UNITS];
+    my_keys(b->s->at[0], mine);
+    GPU_UNROLL
+    for (int u = 0; u < UNITS; u++)
+        put_key(j, mine[u], &raw[u], u, b->tile);
+    if (p + b->step < w->n)
+        fetch_tile(j, b->s->at[1], raw);
+    copies_wait<0>();
+    shared_to_wgmma();
+    gpu_sync();
+}
+
+/* Scores of piece p, turn i.  Ends behind a barrier, with the next tile in place. */
+GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
+                     const struct turns *b, int p, int i, struct raw_part raw[UNITS],
+                     float (&s)[16])
+{
+    int next = p + b->step, lane = (int)threadIdx.x;
+    struct seek k = {};
+    if (is_scout())
+        seek_start(j, w, next + b->step, lane, &k);
+    start_scores(j, b->q, b->tile + i % 2 * TILE_BYTES, s, b->s->at[(i + 1) % 2], raw,
+                 next < w->n ? b->tile + (i + 1) % 2 * TILE_BYTES : NULL);
+    if (next < w->n)
+        shared_to_wgmma();
+    if (is_scout())
+        seek_page(j, w, &k);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    find_tops(j, piece_keys(w, p), s, b->s->top[i % 2]);
+    if (is_scout())
+        b->s->at[i % 2][lane] = seek_end(j, w, &k);
+    gpu_sync();
+    if (next + b->step < w->n)
+        fetch_tile(j, b->s->at[i % 2], raw);
+}
+
+GPU_FN void store_weights(const struct attention_sm90_job *j, const struct place *w, int p,
+                          const float most[2], const float den[2], const uint32_t a[2][4])
+{
+    int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
+    struct gpu_words *to = j->weight + piece * STEPS * MMA_GROUP + (int)threadIdx.x % MMA_GROUP;
+    struct piece_stat *stat = j->stat + piece;
+    for (int k = 0; k < 2; k++) {
+        struct gpu_words x = {{a[k][0], a[k][1], a[k][2], a[k][3]}};
+        to[(2 * my_half() + k) * MMA_GROUP] = x;
+    }
+    GPU_UNROLL
+    for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++) {
+        stat->top[my_head() + 8 * r] = most[r]; /* both halves the same */
+        stat->den[my_half()][my_head() + 8 * r] = den[r];
+    }
+}
+
+GPU_KERNEL void GPU_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
+{
+    gpu_wait_before();
+    gpu_let_next(); /* behind the wait: value_kernel reads keys before its own */
+    GPU_DYNAMIC(uint8_t, bytes);
+    int p = (int)blockIdx.x % j.spread;
+    struct turns b = take_shared(bytes, j.spread);
+    struct raw_part raw[UNITS];
+    const struct place *w = &b.s->w;
+    first_turn(&j, (int)blockIdx.x / j.spread, &b, p, raw);
+    for (int i = 0; p < w->n; p += j.spread, i++) {
+        float s[16], most[2], den[2];
+        uint32_t a[2][4];
+        one_turn(&j, w, &b, p, i, raw, s);
+        find_weights(b.s->top[i % 2], s, most, den, a);
+        store_weights(&j, w, p, most, den, a);
+    }
+}
+
+/* ---------------------------------------------------------------- value_kernel */
+
+/* Stages of 64*PIECES keys and 64*BLOCKS dims; BLOCKS 1: one warpgroup multiplies, both load. */
+template <int BLOCKS> struct value_shape {
+    enum {
+        PIECES = 4 / BLOCKS,
+        KEYS = PIECES * TILE,
+        LINE = BLOCKS * 4, /* lanes of a key */
+        LOADS = KEYS * LINE / THREADS,
+        ROWS = THREADS / LINE,
+        BYTES = KEYS * MMA_LINE, /* of a block of dims */
+        GROUPS = BLOCKS == 1 ? 1 : 2,
+        SUMS = 64 * BLOCKS / GROUPS / 2
+    };
+};
+
+struct value_shared {
+    struct place w;
+    int32_t at[WINDOW];
+};
+enum { VALUE_BYTES = 2 * 4 * BLOCK_BYTES + MMA_ALIGN + (int)sizeof(struct value_shared) };
+
+/* Places of the keys of pieces p .. of the row, as many as there is room for. */
+GPU_FN void find_window(const struct attention_sm90_job *j, int p, struct value_shared *s)
+{
+    gpu_sync();
+    GPU_UNROLL
+    for (int i = 0; i < WINDOW / THREADS; i++) {
+        int key = (int)threadIdx.x + i * THREADS;
+        s->at[key] = find_key(j, &s->w, p + key / TILE, key % TILE);
+    }
+    gpu_sync();
+}
+
+template <int BLOCKS>
+GPU_FN void fetch_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
+                        struct raw_part *raw)
+{
+    using V = value_shape<BLOCKS>;
+    int part = slice * V::LINE + (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
+    struct sources s = find_sources(j, part);
+    int32_t mine[V::LOADS];
+    GPU_UNROLL
+    for (int u = 0; u < V::LOADS; u++)
+        mine[u] = at[key + u * V::ROWS];
+    GPU_UNROLL
+    for (int u = 0; u < V::LOADS; u++)
+        raw[u] = fetch(&s, mine[u]);
+}
+template <int BLOCKS>
+GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int slice,
+                      const struct raw_part *raw, uint8_t *tile)
+{
+    using V = value_shape<BLOCKS>;
+    int mine = (int)threadIdx.x % V::LINE, key = (int)threadIdx.x / V::LINE;
+    GPU_UNROLL
+    for (int u = 0; u < V::LOADS; u++)
+        put(j, &raw[u], at[key + u * V::ROWS], slice * V::LINE + mine, tile + mine / 4 * V::BYTES,
+            key + u * V::ROWS, mine / 4 & 1);
+}
+
+/* Of a piece, what score_kernel left for this thread. */
+struct weighed {
+    struct gpu_words a[STEPS];
+    float top[2], den[2][2];
+};
+
+GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place *w, int p,
+                          struct weighed *x)
+{
+    int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
+    const struct gpu_words *from = j->weight + piece * STEPS * MMA_GROUP;
+    const struct piece_stat *stat = j->stat + piece;
+    if (p >= w->n)
+        return;
+    GPU_UNROLL
+    for (int k = 0; k < STEPS; k++)
+        x->a[k] = gpu_load16(from + k * MMA_GROUP + (int)threadIdx.x % MMA_GROUP);
+    GPU_UNROLL
+    for (int r = 0; r < 2; r++) {
+        x->top[r] = stat->top[my_head() + 8 * r];
+        x->den[0][r] = stat->den[0][my_head() + 8 * r];
+        x->den[1][r] = stat->den[1][my_head() + 8 * r];
+    }
+}
+
+/* A piece as its product takes it. */
+struct ready {
+    uint32_t a[STEPS][4];
+    float shrink[2];
+};
+
+GPU_FN void prepare(const struct weighed *x, struct weigher *g, struct ready *r)
+{
+    uint32_t factor[2];
+    float den[2];
+    GPU_UNROLL
+    for (int i = 0; i < 4 * STEPS; i++)
+        r->a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
+    GPU_UNROLL
+    for (int k = 0; k < 2; k++)
+        den[k] = x->den[0][k] + x->den[1][k];
+    weigh(g, x->top, den, r->shrink, factor);
+    scale_weights(r->a, factor);
+}
+
+/* Pieces p .. of a stage, whose weights x has; then x has those of the next stage.  A piece is made ready
+ * while the product of the one before runs. */
+template <int BLOCKS>
+GPU_FN void add_stage(const struct attention_sm90_job *j, const struct place *w, int p,
+                      const uint8_t *rows, struct weighed *x, struct weigher *g,
+                      float (&o)[value_shape<BLOCKS>::SUMS])
+{
+    using V = value_shape<BLOCKS>;
+    struct ready r;
+    prepare(&x[0], g, &r);
+    GPU_UNROLL
+    for (int i = 0; i < V::PIECES; i++) {
+        struct ready next = {};
+        if (p + i >= w->n)
+            break;
+        shrink_sums(o, r.shrink);
+        start_values(r.a, rows + i * BLOCK_BYTES, V::BYTES, o);
+        if (i + 1 < V::PIECES && p + i + 1 < w->n)
+            prepare(&x[(i + 1) % V::PIECES], g, &next);
+        fetch_weights(j, w, p + i + V::PIECES, &x[i]);
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        r = next;
+    }
+}
+
+/* The stage at piece p, which is loaded, into its tile; then the loads of the next one go out. */
+template <int BLOCKS>
+GPU_FN void next_stage(const struct attention_sm90_job *j, struct value_shared *s, int p, int slice,
+                       struct raw_part *raw, uint8_t *tile)
+{
+    using V = value_shape<BLOCKS>;
+    int next = p + V::PIECES;
+    if (p >= s->w.n)
+        return;
+    put_stage<BLOCKS>(j, s->at + p * TILE % WINDOW, slice, raw,
+                      tile + p / V::PIECES % 2 * 4 * BLOCK_BYTES);
+    shared_to_wgmma();
+    if (next >= s->w.n)
+        return;
+    if (next * TILE % WINDOW == 0)
+        find_window(j, next, s);
+    fetch_stage<BLOCKS>(j, s->at + next * TILE % WINDOW, slice, raw);
+}
+
+/* Where the block is; two stages in their tiles, the loads of a third under way. */
+template <int BLOCKS>
+GPU_FN void first_stages(const struct attention_sm90_job *j, struct value_shared *s, int block,
+                         int slice, struct raw_part *raw, uint8_t *tile)
+{
+    if (gpu_wave() == 0) {
+        struct place mine;
+        find_place(j, block, &mine);
+        if (threadIdx.x == 0)
+            s->w = mine;
+    }
+    find_window(j, 0, s);
+    fetch_stage<BLOCKS>(j, s->at, slice, raw);
+    next_stage<BLOCKS>(j, s, 0, slice, raw, tile);
+    next_stage<BLOCKS>(j, s, value_shape<BLOCKS>::PIECES, slice, raw, tile);
+}
+
+/* All that needs no weights is done while score_kernel runs: that one waited for all that keys depend on,
+ * and then let this one start. */
+template <int BLOCKS>
+GPU_KERNEL void GPU_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
+{
+    gpu_let_next();
+    using V = value_shape<BLOCKS>;
+    GPU_DYNAMIC(uint8_t, bytes);
+    uint8_t *tile = mma_aligned(bytes);
+    struct value_shared *s = (struct value_shared *)(void *)(tile + 8 * BLOCK_BYTES);
+    const struct place *w = &s->w;
+    int slices = DIM / 64 / BLOCKS, slice = (int)blockIdx.x % slices, half = my_half();
+    struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
+    float o[V::SUMS] = {};
+    struct raw_part raw[V::LOADS];
+    struct weighed x[V::PIECES] = {};
+    first_stages<BLOCKS>(&j, s, (int)blockIdx.x / slices, slice, raw, tile);
+    gpu_wait_before();
+    GPU_UNROLL
+    for (int i = 0; i < V::PIECES; i++)
+        fetch_weights(&j, w, i, &x[i]);
+    gpu_sync();
+    for (int p = 0; p < w->n; p += V::PIECES) {
+        uint8_t *now = tile + p / V::PIECES % 2 * 4 * BLOCK_BYTES;
+        if (p == 2 * V::PIECES)
+            gpu_sync(); /* its tile is free; those of later stages are since the stage before */
+        if (p >= 2 * V::PIECES) {
+            next_stage<BLOCKS>(&j, s, p, slice, raw, tile);
+            gpu_sync();
+        }
+        if (half < V::GROUPS)
+            add_stage<BLOCKS>(&j, w, p, now + half * 2 * V::BYTES, x, &g, o);
+    }
+    if (half < V::GROUPS)
+        store_output(&j, w, &g, slice * 64 * BLOCKS + half * 128, o,
+                     j.a.cs + (int64_t)w->t * j.a.rope_dim);
+}
+
+/* ---------------------------------------------------------------- launcher */
+
+/* Scratch of a row of a launch. */
+static int64_t row_bytes(int64_t pieces, int64_t groups)
+{
+    return pieces * groups * (STEPS * MMA_GROUP * 16 + (int64_t)sizeof(struct piece_stat));
+}
+enum { ROUNDING = 3 * 256 };
+
+static void launch_few(struct attention_sm90_job *j, struct gpu_cut *cut, struct stream *s)
+{
+    int64_t n = j->rows.n_rows, row = row_bytes(j->pieces, j->groups);
+    int64_t rows = FST_MIN(n, ((int64_t)cut->left - ROUNDING) / row);
+    FST_ASSERT(rows > 0);
+    int64_t pieces = rows * j->pieces;
+    j->weight = gpu_take<struct gpu_words>(cut, pieces * j->groups * STEPS * MMA_GROUP);
+    j->stat = gpu_take<struct piece_stat>(cut, pieces * j->groups);
+    for (j->first = 0; j->first < n; j->first += (int)rows) {
+        int64_t blocks = FST_MIN(rows, n - j->first) * j->groups;
+        j->spread = (int)FST_MAX(1, FST_MIN(j->pieces, SCORE_FILL / blocks));
+        gpu_launch_early(score_kernel, blocks * j->spread, THREADS, SCORE_BYTES, s, *j);
+        if (blocks * 8 <= SLICE_FILL)
+            gpu_launch_early(value_kernel<1>, blocks * 8, THREADS, VALUE_BYTES, s, *j);
+        else
+            gpu_launch_early(value_kernel<4>, blocks * 2, THREADS, VALUE_BYTES, s, *j);
+    }
+}
+
+#endif

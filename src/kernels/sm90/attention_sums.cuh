@@ -1,0 +1,278 @@
+/* attention_sums.cuh - queries into shared memory, scores, weights, sums of values and what is stored of
+ * them: the arithmetic of attention.cu, the same in all its kernels. */
+#ifndef FST_KERNELS_SM90_ATTENTION_SUMS_CUH
+#define FST_KERNELS_SM90_ATTENTION_SUMS_CUH
+
+#include "kernels/sm90/attention.cuh"
+
+/* ---------------------------------------------------------------- queries */
+
+/* Thread `me` of N: its share of the row's packed queries, chunks of 8 values as they are, on their way.
+ * copies_wait, and they are there. */
+template <int N>
+GPU_FN void load_packed(const struct attention_sm90_job *j, int64_t t, int group, uint8_t *q,
+                        int me)
+{
+    enum { CHUNKS = DIM / 8 };
+    int first = group * HEADS, heads = FST_MIN(j->a.n_heads - first, (int)HEADS);
+    const struct gpu_words *x =
+        (const struct gpu_words *)(const void *)j->a.q + (t * j->a.n_heads + first) * CHUNKS + me;
+    GPU_ROLLED
+    do {
+        int h = me / CHUNKS, c = me % CHUNKS;
+        uint8_t *to = q + c / 8 * BLOCK_BYTES + mma_place(h, c % 8);
+        if (h < heads)
+            mma_copy16(to, x);
+        else
+            mma_store16(to, {});
+        me += N;
+        x += N;
+    } while (me < HEADS * CHUNKS);
+    copies_end();
+}
+
+/* Wave `me` of N loads its share of the row's queries: whole heads, AT_ONCE of them under way, neighbours
+ * neighbouring quads.  From one quad to the next only constants are added to addresses. */
+template <int N, int AT_ONCE>
+GPU_FN void load_queries(const struct attention_sm90_job *j, int64_t t, int group, uint8_t *q,
+                         int me)
+{
+    enum { QUADS = DIM / 128 };
+    int lane = mma_anew(gpu_lane()), heads = FST_MIN(j->a.n_heads - group * HEADS, (int)HEADS);
+    const float *x = j->a.q + (t * j->a.n_heads + group * HEADS) * DIM + 4 * lane;
+    q += lane / 16 * BLOCK_BYTES + lane % 2 * 8;
+    GPU_ROLLED
+    do {
+        struct gpu_quad v[AT_ONCE * QUADS];
+        GPU_UNROLL
+        for (int i = 0; i < AT_ONCE * QUADS; i++) {
+            int h = me + i / QUADS * N;
+            v[i] = {};
+            if (h < heads)
+                v[i] = gpu_load4(x + h * DIM + i % QUADS * 128);
+        }
+        GPU_UNROLL
+        for (int i = 0; i < AT_ONCE * QUADS; i++) {
+            int h = me + i / QUADS * N;
+            uint8_t *to = q + mma_place(h, lane % 16 / 2) + i % QUADS * 2 * BLOCK_BYTES;
+            struct rows_half o = {{mma_pair(v[i].v[0], v[i].v[1]), mma_pair(v[i].v[2], v[i].v[3])}};
+            if (h < HEADS)
+                *(struct rows_half *)(void *)to = o;
+        }
+        me += AT_ONCE * N;
+    } while (me < HEADS);
+}
+
+/* ---------------------------------------------------------------- scores and weights */
+
+GPU_FN int group_wave(void) /* of the warpgroup */
+{
+    return gpu_wave() % 4;
+}
+GPU_FN int my_half(void)
+{
+    return gpu_wave() / 4;
+}
+GPU_FN int my_head(void) /* and the one 8 further */
+{
+    return 16 * group_wave() + gpu_lane() / 4;
+}
+
+/* Scores of this warpgroup's 32 keys, N k16 steps from `first` on: under way. */
+template <int N>
+GPU_FN void add_scores(const uint8_t *q, const uint8_t *tile, int first, float (&s)[16])
+{
+    mma_tile a = mma_anew(mma_tile_of(q, BLOCK_BYTES));
+    mma_tile b = mma_anew(mma_tile_of(tile + my_half() * (BLOCK_BYTES / 2), BLOCK_BYTES));
+    wgmma_begin();
+    GPU_UNROLL
+    for (int k = first; k < first + N; k++) {
+        int from = k / 4 * BLOCK_BYTES + k % 4 * MMA_STEP;
+        mma_ss(s, mma_ahead(a, from), mma_ahead(b, from));
+    }
+}
+
+/* Scores in units of log2, keys that are none at -inf; the largest of this half, for the other. */
+GPU_FN void find_tops(const struct attention_sm90_job *j, int keys, float (&s)[16],
+                      float top[2][HEADS])
+{
+    float most[2] = {-INFINITY, -INFINITY};
+    GPU_UNROLL
+    for (int i = 0; i < 16; i++) {
+        int key = 32 * my_half() + i / 4 * 8 + gpu_lane() % 4 * 2 + i % 2;
+        s[i] *= j->scale;
+        if (keys < TILE) /* of few pieces */
+            s[i] = key < keys ? s[i] : -INFINITY;
+        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
+    }
+    GPU_UNROLL
+    for (int r = 0; r < 2; r++) {
+        most[r] = wave_max(most[r], 4);
+        if (gpu_lane() % 4 == 0)
+            top[my_half()][my_head() + 8 * r] = most[r];
+    }
+}
+
+/* Weights of this half against the piece's power of two, as A of its two steps; their sums. */
+GPU_FN void find_weights(const float top[2][HEADS], const float (&s)[16], float most[2],
+                         float den[2], uint32_t a[2][4])
+{
+    float e[16];
+    GPU_UNROLL
+    for (int r = 0; r < 2; r++) {
+        int h = my_head() + 8 * r;
+        most[r] = ceilf(fmaxf(fmaxf(top[0][h], top[1][h]), -0x1p30f));
+        den[r] = 0;
+    }
+    GPU_UNROLL
+    for (int i = 0; i < 16; i++) {
+        e[i] = mma_exp2(s[i] - most[i / 2 % 2]);
+        den[i / 2 % 2] += e[i];
+    }
+    GPU_UNROLL
+    for (int r = 0; r < 2; r++)
+        den[r] = wave_sum(den[r], 4);
+    GPU_UNROLL
+    for (int i = 0; i < 8; i++)
+        a[i / 4][i % 4] = mma_pair(e[2 * i], e[2 * i + 1]);
+}
+
+/* ---------------------------------------------------------------- values */
+
+/* What a thread knows of its two heads: the exponent that its sums are relative to, the denominators. */
+struct weigher {
+    float top[2], den[2];
+};
+
+/* 2^k; k <= 0, or no number. */
+GPU_FN float power(float k)
+{
+    return gpu_float((uint32_t)((int)fmaxf(k, -127) + 127) << 23);
+}
+
+/* A piece comes in: factors for the sums so far, and for its weights. */
+GPU_FN void weigh(struct weigher *g, const float top[2], const float den[2], float shrink[2],
+                  uint32_t factor[2])
+{
+    GPU_UNROLL
+    for (int r = 0; r < 2; r++) {
+        float most = fmaxf(g->top[r], top[r]), f = power(top[r] - most);
+        shrink[r] = power(g->top[r] - most); /* 0 at the first piece */
+        factor[r] = gpu_pair(f, f);
+        g->den[r] = fmaf(g->den[r], shrink[r], den[r] * f);
+        g->top[r] = most;
+    }
+}
+
+template <int N> GPU_FN void shrink_sums(float (&o)[N], const float shrink[2])
+{
+    if (shrink[0] == 1 && shrink[1] == 1)
+        return;
+    GPU_UNROLL
+    for (int i = 0; i < N; i++)
+        o[i] *= shrink[i / 2 % 2];
+}
+
+GPU_FN void scale_weights(uint32_t (&a)[STEPS][4], const uint32_t factor[2])
+{
+    GPU_UNROLL
+    for (int i = 0; i < 4 * STEPS; i++)
+        a[i / 4][i % 4] = mma_times(a[i / 4][i % 4], factor[i % 2]);
+}
+
+/* o += the piece's weights times its rows: under way.  block_bytes: between blocks of 64 dims.  128 dims an
+ * instruction at most: one of 256 has more registers than a thread may have where blocks are of 512. */
+template <int N>
+GPU_FN void start_values(const uint32_t (&a)[STEPS][4], const uint8_t *rows, int block_bytes,
+                         float (&o)[N])
+{
+    enum { EACH = N < 64 ? N : 64 };
+    mma_tile b = mma_anew(mma_tile_of(rows, (uint32_t)block_bytes));
+    wgmma_begin();
+    GPU_UNROLL
+    for (int k = 0; k < STEPS; k++)
+        GPU_UNROLL
+    for (int i = 0; i < N; i += EACH)
+        mma_rs<1>(*(float(*)[EACH])(o + i), a[k],
+                  mma_ahead(b, k * 16 * MMA_LINE + i / 32 * block_bytes));
+    wgmma_end();
+}
+
+/* Rope dims are among the last TURNS blocks of 8 of the last sums; of those, cosine and sine of this
+ * thread's pairs.  The same for all heads, so they are read once, before the first is needed.  cs: of the
+ * row. */
+enum { TURNS = 8 };
+struct turn {
+    float c, s;
+};
+
+GPU_FN void load_turns(const struct attention_sm90_job *j, const float *cs, int d,
+                       struct turn x[TURNS])
+{
+    int nope = DIM - j->a.rope_dim;
+    GPU_UNROLL
+    for (int i = 0; i < TURNS; i++) {
+        int at = d + 8 * i - nope;
+        x[i] = {1, 0};
+        if (at >= 0)
+            x[i] = {cs[at], cs[at + 1]};
+    }
+}
+
+/* A pair of neighbouring dims, over the denominator, as bf16; rotated back.  A division per value, and
+ * turns read where they were needed, took 30 % of the time of 128 rows. */
+GPU_FN uint32_t find_pair(float a, float b, float over)
+{
+    return mma_pair(a * over, b * over);
+}
+GPU_FN uint32_t find_turned(float a, float b, float over, bool rope, struct turn w)
+{
+    uint32_t pair = find_pair(a, b, over);
+    float x = gpu_low(pair), y = gpu_high(pair);
+    return rope ? mma_pair(x * w.c + y * w.s, y * w.c - x * w.s) : pair;
+}
+
+/* One over the denominator, the sink in it. */
+GPU_FN float find_over(const struct attention_sm90_job *j, const struct weigher *g, int head, int r)
+{
+    float sink = head < j->a.n_heads ? j->a.sink[head] : 0;
+    return 1 / (g->den[r] + exp2f(sink * 1.44269504f - g->top[r]));
+}
+
+/* Dims d0 .. of this thread's heads. */
+template <int N>
+GPU_FN void store_output(const struct attention_sm90_job *j, const struct place *w,
+                         const struct weigher *g, int d0, const float (&o)[N], const float *cs)
+{
+    enum { PIECES = N / 4, PLAIN = PIECES - TURNS, EACH = MMA_BLOCK / 8 };
+    int head = w->group * HEADS + my_head(), d = d0 + gpu_lane() % 4 * 2;
+    struct turn turn[TURNS];
+    load_turns(j, cs, d + 8 * PLAIN, turn);
+    float over[2] = {find_over(j, g, head, 0), find_over(j, g, head + 8, 1)};
+    GPU_UNROLL
+    for (int r = 0; r < 2; r++) {
+        int64_t at = ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM;
+        uint8_t *to = (uint8_t *)j->a.o + 2 * (at + d0) + gpu_lane() % 4 * 16; /* packed */
+        if (head + 8 * r >= j->a.n_heads)
+            continue;
+        GPU_UNROLL
+        for (int i = 0; i < PIECES / 4; i++) {
+            struct gpu_words p;
+            GPU_UNROLL
+            for (int q = 0; q < 4; q++) {
+                int k = i / 2 * EACH + 2 * q + i % 2; /* packed, every second pair are neighbours */
+                float a = o[4 * k + 2 * r], b = o[4 * k + 2 * r + 1];
+                p.w[q] = k < PLAIN ? find_pair(a, b, over[r])
+                                   : find_turned(a, b, over[r], d + 8 * k >= DIM - j->a.rope_dim,
+                                                 turn[k % TURNS]);
+                struct rows_half x = {{gpu_bits(gpu_low(p.w[q])), gpu_bits(gpu_high(p.w[q]))}};
+                if (!j->a.packed)
+                    *(struct rows_half *)(void *)(j->a.o + at + d + 8 * k) = x;
+            }
+            if (j->a.packed)
+                mma_store16(to + i * 64, p);
+        }
+    }
+}
+
+#endif
