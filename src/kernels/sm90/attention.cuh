@@ -26,21 +26,16 @@ enum {
 };
 #define NO_KEY INT32_MIN
 
-/* Of a piece and 64 heads: the exponent of its maximum, sums of the weights of its halves. */
-struct piece_stat {
-    float top[HEADS], den[2][HEADS];
-};
-
 struct attention_sm90_job {
     struct rows rows;
     struct kv_layer l;
     struct attention_args a; /* its rows and l are the host's: not to be followed */
     /* by row of the launch, group of heads, piece */
     struct gpu_words *weight; /* (STEPS, MMA_GROUP) A of the second product */
-    struct piece_stat *stat;
-    uint16_t *own;     /* NULL, or (rows of the step, DIM) kv as bf16 */
-    float scale;       /* of scores, log2 e in it */
-    int first, pieces; /* row of the step; pieces of a row, at most */
+    struct piece_stat *stat;  /* attention_sums.cuh */
+    uint16_t *own;            /* NULL, or (rows of the step, DIM) kv as bf16 */
+    float scale;              /* of scores, log2 e in it */
+    int first, pieces;        /* row of the step; pieces of a row, at most */
     int groups, spread;
 };
 

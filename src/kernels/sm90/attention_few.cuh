@@ -32,7 +32,6 @@ GPU_FN void start_scores(const struct attention_sm90_job *j, const uint8_t *q, c
 struct score_shared {
     struct place w;
     int32_t at[2][TILE];
-    float top[2][2][HEADS]; /* by turn, half */
 };
 enum { SCORE_BYTES = 3 * TILE_BYTES + MMA_ALIGN + (int)sizeof(struct score_shared) };
 
@@ -118,7 +117,6 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
         seek_page(j, w, &k);
     wgmma_wait<0>();
     wgmma_hold(s);
-    find_tops(j, piece_keys(w, p), s, b->s->top[i % 2]);
     if (is_scout())
         b->s->at[i % 2][lane] = seek_end(j, w, &k);
     gpu_sync();
@@ -127,20 +125,15 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
 }
 
 GPU_FN void store_weights(const struct attention_sm90_job *j, const struct place *w, int p,
-                          const float most[2], const float den[2], const uint32_t a[2][4])
+                          const float top[2], const float den[2], const uint32_t a[2][4])
 {
     int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
     struct gpu_words *to = j->weight + piece * STEPS * MMA_GROUP + (int)threadIdx.x % MMA_GROUP;
-    struct piece_stat *stat = j->stat + piece;
     for (int k = 0; k < 2; k++) {
         struct gpu_words x = {{a[k][0], a[k][1], a[k][2], a[k][3]}};
         to[(2 * my_half() + k) * MMA_GROUP] = x;
     }
-    GPU_UNROLL
-    for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++) {
-        stat->top[my_head() + 8 * r] = most[r]; /* both halves the same */
-        stat->den[my_half()][my_head() + 8 * r] = den[r];
-    }
+    put_stat(j->stat + piece, top, den);
 }
 
 GPU_KERNEL void GPU_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
@@ -154,11 +147,11 @@ GPU_KERNEL void GPU_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
     const struct place *w = &b.s->w;
     first_turn(&j, (int)blockIdx.x / j.spread, &b, p, raw);
     for (int i = 0; p < w->n; p += j.spread, i++) {
-        float s[16], most[2], den[2];
+        float s[16], top[2], den[2];
         uint32_t a[2][4];
         one_turn(&j, w, &b, p, i, raw, s);
-        find_weights(b.s->top[i % 2], s, most, den, a);
-        store_weights(&j, w, p, most, den, a);
+        find_weights(&j, piece_keys(w, p), s, top, den, a);
+        store_weights(&j, w, p, top, den, a);
     }
 }
 
@@ -226,7 +219,7 @@ GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int
 /* Of a piece, what score_kernel left for this thread. */
 struct weighed {
     struct gpu_words a[STEPS];
-    float top[2], den[2][2];
+    struct halves stat;
 };
 
 GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place *w, int p,
@@ -234,18 +227,12 @@ GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place
 {
     int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
     const struct gpu_words *from = j->weight + piece * STEPS * MMA_GROUP;
-    const struct piece_stat *stat = j->stat + piece;
     if (p >= w->n)
         return;
     GPU_UNROLL
     for (int k = 0; k < STEPS; k++)
         x->a[k] = gpu_load16(from + k * MMA_GROUP + (int)threadIdx.x % MMA_GROUP);
-    GPU_UNROLL
-    for (int r = 0; r < 2; r++) {
-        x->top[r] = stat->top[my_head() + 8 * r];
-        x->den[0][r] = stat->den[0][my_head() + 8 * r];
-        x->den[1][r] = stat->den[1][my_head() + 8 * r];
-    }
+    get_stat(j->stat + piece, &x->stat);
 }
 
 /* A piece as its product takes it. */
@@ -256,15 +243,11 @@ struct ready {
 
 GPU_FN void prepare(const struct weighed *x, struct weigher *g, struct ready *r)
 {
-    uint32_t factor[2];
-    float den[2];
+    uint32_t factor[2][2];
     GPU_UNROLL
     for (int i = 0; i < 4 * STEPS; i++)
         r->a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
-    GPU_UNROLL
-    for (int k = 0; k < 2; k++)
-        den[k] = x->den[0][k] + x->den[1][k];
-    weigh(g, x->top, den, r->shrink, factor);
+    weigh(g, &x->stat, r->shrink, factor);
     scale_weights(r->a, factor);
 }
 

@@ -30,7 +30,7 @@ struct many_shared {
     struct place w[PLACES];
     float cs[PLACES][8 * TURNS];      /* of the row */
     int32_t at[WINDOW + 2 * THREADS]; /* places of keys, and of a piece more */
-    float top[2][HEADS], den[2][HEADS];
+    struct piece_stat stat;
     struct gpu_words weight[STEPS * MMA_GROUP];
 };
 enum { MANY_BYTES = 3 * TILE_BYTES + MMA_ALIGN + (int)sizeof(struct many_shared) };
@@ -215,30 +215,6 @@ GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
 
 /* ---------------------------------------------------------------- multipliers */
 
-/* Weights and sums of both halves to both warpgroups. */
-GPU_FN void share_weights(struct many_shared *x, float den[2], const uint32_t mine[2][4],
-                          uint32_t (&a)[STEPS][4])
-{
-    int me = (int)threadIdx.x % MMA_GROUP;
-    for (int k = 0; k < 2; k++) {
-        struct gpu_words p = {{mine[k][0], mine[k][1], mine[k][2], mine[k][3]}};
-        x->weight[(2 * my_half() + k) * MMA_GROUP + me] = p;
-    }
-    GPU_UNROLL
-    for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++)
-        x->den[my_half()][my_head() + 8 * r] = den[r];
-    part_sync(MULTIPLIERS, THREADS);
-    GPU_UNROLL
-    for (int k = 0; k < STEPS; k++) {
-        struct gpu_words p = x->weight[k * MMA_GROUP + me];
-        for (int i = 0; i < 4; i++)
-            a[k][i] = p.w[i];
-    }
-    GPU_UNROLL
-    for (int r = 0; r < 2; r++)
-        den[r] = x->den[0][my_head() + 8 * r] + x->den[1][my_head() + 8 * r];
-}
-
 /* Scores of the block's piece t: under way. */
 GPU_FN void start_scores(const struct many *b, int t, float (&s)[16])
 {
@@ -250,19 +226,28 @@ GPU_FN void start_scores(const struct many *b, int t, float (&s)[16])
     wgmma_end();
 }
 
-/* Scores of piece p of a row are done: its weights, against the largest maximum so far, and the sums of
- * the pieces before relative to it. */
+/* Scores of a piece are done: its weights, those of both halves in both warpgroups, against the largest
+ * maximum so far, and the sums of the pieces before relative to it.  What is shared may be overwritten
+ * behind the next TILE_FULL, which is a barrier of the multipliers too. */
 GPU_FN void next_weights(const struct attention_sm90_job *j, const struct many *b, int keys,
                          float (&s)[16], struct weigher *g, uint32_t (&a)[STEPS][4],
                          float (&o)[128])
 {
-    float most[2], den[2], shrink[2];
-    uint32_t mine[2][4], factor[2];
-    find_tops(j, keys, s, b->s->top);
+    struct gpu_words *weight = b->s->weight + (int)threadIdx.x % MMA_GROUP;
+    float top[2], den[2], shrink[2];
+    uint32_t mine[2][4], factor[2][2];
+    struct halves both;
+    find_weights(j, keys, s, top, den, mine);
+    for (int k = 0; k < 2; k++)
+        weight[(2 * my_half() + k) * MMA_GROUP] = {
+            {mine[k][0], mine[k][1], mine[k][2], mine[k][3]}};
+    put_stat(&b->s->stat, top, den);
     part_sync(MULTIPLIERS, THREADS);
-    find_weights(b->s->top, s, most, den, mine);
-    share_weights(b->s, den, mine, a);
-    weigh(g, most, den, shrink, factor);
+    GPU_UNROLL
+    for (int i = 0; i < 4 * STEPS; i++)
+        a[i / 4][i % 4] = weight[i / 4 * MMA_GROUP].w[i % 4];
+    get_stat(&b->s->stat, &both);
+    weigh(g, &both, shrink, factor);
     scale_weights(a, factor);
     shrink_sums(o, shrink);
 }
