@@ -2,9 +2,10 @@
  * after another, and nothing goes through scratch.
  *
  * Two warpgroups multiply; two others load and unpack, up to two pieces ahead and over the end of a row.
- * Unpacking takes about as long as the products (31 clocks of the integer units a key, against 40 of the
- * matrix units), so neither may wait for the other.  The multipliers hold 128 sums a thread; registers
- * are shared out by setmaxnreg. */
+ * A piece takes 1,536 clocks for its scores (bound by shared memory: every k16 step of 32 keys reads 2 KB
+ * of queries and 1 KB of keys) and 1,024 for its values; meanwhile its loaders have 1,400 instructions on
+ * each of the four schedulers, its multipliers 1,100.  So none may wait for the other.  The multipliers hold
+ * 128 sums a thread; setmaxnreg shares the registers out. */
 #ifndef FST_KERNELS_SM90_ATTENTION_MANY_CUH
 #define FST_KERNELS_SM90_ATTENTION_MANY_CUH
 
@@ -28,7 +29,7 @@ enum {
 
 struct many_shared {
     struct place w[PLACES];
-    float cs[PLACES][8 * TURNS];      /* of the row */
+    struct ending end[PLACES];
     int32_t at[WINDOW + 2 * THREADS]; /* places of keys, and of a piece more */
     struct piece_stat stat;
     struct gpu_words weight[STEPS * MMA_GROUP];
@@ -52,8 +53,9 @@ GPU_FN int loader_wave(void)
     return gpu_wave() - WAVES;
 }
 
-/* Places of the keys of pieces p .. of a row, as many as there is room for, and of the piece behind; where there is no key, row 0: two keys of a thread at once,
- * which hides some of the three loads that each may take one after another. */
+/* Places of the keys of pieces p .. of a row, as many as there is room for, and of the piece behind; where
+ * there is no key, row 0.  Two keys of a thread at once, which hides some of the three loads that each may
+ * take one after another. */
 GPU_FN void find_places(const struct attention_sm90_job *j, const struct place *w, int p,
                         int32_t *at)
 {
@@ -65,7 +67,7 @@ GPU_FN void find_places(const struct attention_sm90_job *j, const struct place *
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE; i++) {
             int key = first + i * THREADS;
-            seek_start(j, w, p + key / TILE, key % TILE, &k[i]);
+            seek_start(j, w, p + key / TILE, key % TILE, NULL, &k[i]);
         }
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE; i++)
@@ -196,9 +198,8 @@ GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
             find_place(j, i, &mine);
             if (gpu_lane() == 0)
                 *w = mine;
-        } else if (loader() - 32 < j->a.rope_dim)
-            b->s->cs[row % PLACES][loader() - 32] =
-                j->a.cs[(int64_t)(i / j->groups) * j->a.rope_dim + loader() - 32];
+        } else
+            load_ending(j, i / j->groups, i % j->groups, &b->s->end[row % PLACES], loader() - 32);
         if (i + step < j->rows.n_rows * j->groups)
             hint_queries(j, i + step);
         part_sync(LOADERS, THREADS);
@@ -255,7 +256,7 @@ GPU_FN void next_weights(const struct attention_sm90_job *j, const struct many *
 /* A row, pieces t .. of the block.  The scores of a piece are issued right behind the product of the weights
  * before, so that the matrix units rest only while weights are found. */
 GPU_FN int multiply_row(const struct attention_sm90_job *j, const struct many *b,
-                        const struct place *w, const float *cs, int t)
+                        const struct place *w, const struct ending *e, int t)
 {
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[128] = {}, s[16];
@@ -278,7 +279,7 @@ GPU_FN int multiply_row(const struct attention_sm90_job *j, const struct many *b
     }
     wgmma_wait<0>(); /* for the compiler, which does not see that nothing is under way */
     wgmma_hold(o);
-    store_output(j, w, &g, my_half() * 256, o, cs);
+    store_output(j, w, &g, my_half() * 256, o, e);
     return t;
 }
 
@@ -298,7 +299,7 @@ GPU_KERNEL void GPU_BOUNDS(BOTH, 1) whole_kernel(struct attention_sm90_job j)
     more_registers<MULTIPLIER_REGISTERS>();
     int t = 0, row = 0;
     for (int i = (int)blockIdx.x; i < j.rows.n_rows * j.groups; i += (int)gridDim.x) {
-        t = multiply_row(&j, &b, &b.s->w[row % PLACES], b.s->cs[row % PLACES], t);
+        t = multiply_row(&j, &b, &b.s->w[row % PLACES], &b.s->end[row % PLACES], t);
         row++;
     }
 }

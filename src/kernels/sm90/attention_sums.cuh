@@ -212,15 +212,32 @@ GPU_FN void start_values(const uint32_t (&a)[STEPS][4], const uint8_t *rows, int
     wgmma_end();
 }
 
-/* Rope dims are among the last TURNS blocks of 8 of the last sums; of those, cosine and sine of this
- * thread's pairs.  The same for all heads, so they are read once, before the first is needed.  cs: of the
- * row. */
+/* What the end of a row needs, in shared memory long before: cosines and sines of its rope dims, sinks of its
+ * heads.  Read from the card when they were needed, together with a division per value, they took 30 % of
+ * the time of 128 rows. */
 enum { TURNS = 8 };
+struct ending {
+    float cs[8 * TURNS], sink[HEADS];
+};
+
+/* Thread `me` of at least HEADS. */
+GPU_FN void load_ending(const struct attention_sm90_job *j, int64_t t, int group, struct ending *e,
+                        int me)
+{
+    int head = group * HEADS + me;
+    if (me < j->a.rope_dim)
+        e->cs[me] = j->a.cs[t * j->a.rope_dim + me];
+    if (me < HEADS)
+        e->sink[me] = head < j->a.n_heads ? j->a.sink[head] * 1.44269504f : 0;
+}
+
+/* Rope dims are among the last TURNS blocks of 8 of the last sums; of those, cosine and sine of this
+ * thread's pairs. */
 struct turn {
     float c, s;
 };
 
-GPU_FN void load_turns(const struct attention_sm90_job *j, const float *cs, int d,
+GPU_FN void load_turns(const struct attention_sm90_job *j, const struct ending *e, int d,
                        struct turn x[TURNS])
 {
     int nope = DIM - j->a.rope_dim;
@@ -229,12 +246,11 @@ GPU_FN void load_turns(const struct attention_sm90_job *j, const float *cs, int 
         int at = d + 8 * i - nope;
         x[i] = {1, 0};
         if (at >= 0)
-            x[i] = {cs[at], cs[at + 1]};
+            x[i] = {e->cs[at], e->cs[at + 1]};
     }
 }
 
-/* A pair of neighbouring dims, over the denominator, as bf16; rotated back.  A division per value, and
- * turns read where they were needed, took 30 % of the time of 128 rows. */
+/* A pair of neighbouring dims, over the denominator, as bf16; rotated back. */
 GPU_FN uint32_t find_pair(float a, float b, float over)
 {
     return mma_pair(a * over, b * over);
@@ -247,22 +263,22 @@ GPU_FN uint32_t find_turned(float a, float b, float over, bool rope, struct turn
 }
 
 /* One over the denominator, the sink in it. */
-GPU_FN float find_over(const struct attention_sm90_job *j, const struct weigher *g, int head, int r)
+GPU_FN float find_over(const struct ending *e, const struct weigher *g, int r)
 {
-    float sink = head < j->a.n_heads ? j->a.sink[head] : 0;
-    return 1 / (g->den[r] + exp2f(sink * 1.44269504f - g->top[r]));
+    return 1 / (g->den[r] + exp2f(e->sink[my_head() + 8 * r] - g->top[r]));
 }
 
 /* Dims d0 .. of this thread's heads. */
 template <int N>
 GPU_FN void store_output(const struct attention_sm90_job *j, const struct place *w,
-                         const struct weigher *g, int d0, const float (&o)[N], const float *cs)
+                         const struct weigher *g, int d0, const float (&o)[N],
+                         const struct ending *e)
 {
     enum { PIECES = N / 4, PLAIN = PIECES - TURNS, EACH = MMA_BLOCK / 8 };
     int head = w->group * HEADS + my_head(), d = d0 + gpu_lane() % 4 * 2;
     struct turn turn[TURNS];
-    load_turns(j, cs, d + 8 * PLAIN, turn);
-    float over[2] = {find_over(j, g, head, 0), find_over(j, g, head + 8, 1)};
+    load_turns(j, e, d + 8 * PLAIN, turn);
+    float over[2] = {find_over(e, g, 0), find_over(e, g, 1)};
     GPU_UNROLL
     for (int r = 0; r < 2; r++) {
         int64_t at = ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM;
