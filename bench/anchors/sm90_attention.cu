@@ -5,9 +5,10 @@
  *     nvcc $F bench/anchors/sm90_attention.cu src/kernels/sm90/{attention,index}.cu \
  *         src/kernels/gpu/{attention,index}.cu -o sm90_attention && ./sm90_attention [attention|index]
  *
- * Shapes are Flash's: 64 heads, head_dim 512, window 128, 512 selected rows, FP8 rows, FP4 keys.  A
- * line has the NMSE against the portable kernels, how many values of a row change when it runs alone
- * (0 wanted), and the median time of a layer. */
+ * Shapes are Flash's: 64 heads, head_dim 512, window 128, 512 selected rows (or all of ratio 128, or the
+ * window alone), FP8 rows, FP4 keys.  Attention has its heads packed, as between Hopper's products.  A
+ * line has the NMSE against the portable kernels, how many values of a row change when it runs alone, or a
+ * prompt's first rows without the others (0 wanted), and the median time of a layer. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,6 +87,12 @@ __global__ static void fill_kernel(uint8_t *p, int64_t n, int what, uint32_t see
             p[i] = i % 4352 < 4096 ? (uint8_t)u : (uint8_t)(126 + v % 3);
     }
 }
+__global__ static void pack_kernel(const float *x, uint16_t *to, int64_t n)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x)
+        to[i] = gpu_bf16_bits(x[i]);
+}
 static void *device_bytes(size_t n)
 {
     void *p;
@@ -111,7 +118,7 @@ static int32_t *to_device(const int32_t *x, int64_t n, bool host)
 
 struct layer {
     struct kv_layer l;
-    float *q, *kv, *o, *qi, *iw;
+    float *q, *packed, *kv, *o, *qi, *iw;
     int32_t *sel, *n_sel, *out_sel, *out_n;
 };
 struct world {
@@ -173,7 +180,8 @@ static void make_sel(struct world *w, struct layer *y, int start)
     free(n_sel);
 }
 
-static struct world new_world(int spans, int span, int start, int layers, bool attention, bool host)
+static struct world new_world(int spans, int span, int start, int layers, int ratio, bool attention,
+                              bool host)
 {
     struct world w = {};
     w.n = spans * span;
@@ -189,14 +197,17 @@ static struct world new_world(int spans, int span, int start, int layers, bool a
         y->l = {};
         y->l.format = ROW_FP8;
         y->l.ring = RING;
-        y->l.ratio = 4;
+        y->l.ratio = ratio;
         y->l.compressed_base = (int64_t)spans * RING;
         y->l.n_rows = w.n_rows;
         y->l.index_format = INDEX_FP4;
         if (attention) {
             y->l.nope = (uint8_t *)filled(w.n_rows * 512, 1, FILL_CODES);
             y->l.rope = (uint8_t *)filled(w.n_rows * 64, 2, FILL_NORMAL_BF16);
-            y->q = (float *)filled((int64_t)w.n * HEADS * DIM, 4, FILL_NORMAL);
+            int64_t heads = (int64_t)w.n * HEADS * DIM;
+            y->q = (float *)filled(heads, 4, FILL_NORMAL);
+            y->packed = (float *)device_bytes((size_t)heads * 2);
+            pack_kernel<<<1024, 256>>>(y->q, (uint16_t *)y->packed, heads);
             y->kv = (float *)filled((int64_t)w.n * DIM, 4, FILL_NORMAL);
             y->o = (float *)device_bytes((size_t)w.n * HEADS * DIM * 4);
             make_sel(&w, y, start);
@@ -213,13 +224,14 @@ static struct world new_world(int spans, int span, int start, int layers, bool a
     return w;
 }
 
-static struct attention_args attention_of(const struct world *w, const struct layer *y)
+static struct attention_args attention_of(const struct world *w, const struct layer *y, bool packed)
 {
     struct attention_args a = {};
     a.rows = &w->rows;
     a.l = &y->l;
     a.mode = ATTN_CAUSAL;
-    a.q = y->q;
+    a.q = packed ? y->packed : y->q;
+    a.packed = packed;
     a.kv = y->kv;
     a.sel = y->sel;
     a.n_sel = y->n_sel;
@@ -258,55 +270,83 @@ static float *host_copy(const void *p, size_t bytes)
     return x;
 }
 
-/* The span of row t alone, in device memory. */
-static struct rows alone(const struct world *w, int t, int32_t *first)
+/* n rows from row t on, the first of their span, alone; `first` is device memory. */
+static struct rows alone(const struct world *w, int t, int n, int32_t *first)
 {
     struct rows r = w->rows;
-    int32_t x[3] = {0, w->span, 0};
+    int32_t x[3] = {0, n, 0};
     CHECK(cudaMemcpy(first, x, 12, cudaMemcpyHostToDevice));
-    r.n_rows = w->span;
+    r.n_rows = n;
     r.n_spans = 1;
     r.slot += t;
     r.pos += t;
-    r.span = first + 2; /* zero: of row 0 alone */
+    r.span = w->rows.span; /* of the first span: zeros */
     r.span_first = first;
     return r;
 }
 
+/* Row `row` of packed heads. */
+static void unpack(const float *o, size_t row, float *to)
+{
+    const uint16_t *x = (const uint16_t *)o + row * HEADS * DIM;
+    for (int k = 0; k < HEADS * DIM; k++) {
+        int v = k % 64, q = v / 16, j = v / 4 % 4, i = v % 4;
+        uint32_t u = (uint32_t)x[k / 64 * 64 + 16 * j + 2 * q + i % 2 + i / 2 * 8] << 16;
+        memcpy(to + k, &u, 4);
+    }
+}
+
+/* How many values of rows t .. t+n-1, which are whole spans or the first rows of one, change alone. */
+static int64_t count_changed(const struct world *w, struct stream *s, int t, int n,
+                             const float *out, int32_t *first)
+{
+    struct attention_args a = attention_of(w, w->layer, true);
+    size_t row = (size_t)HEADS * DIM * 2, some = (size_t)n;
+    struct rows r = alone(w, t, n, first);
+    int64_t changed = 0;
+    a.rows = &r;
+    a.q += t * row / 4;
+    a.kv += (int64_t)t * DIM;
+    a.sel += (int64_t)t * TOPK;
+    a.n_sel += t;
+    a.cs += (int64_t)t * ROPE;
+    a.o += t * row / 4;
+    attention_sm90(&a, s);
+    uint16_t *x = (uint16_t *)host_copy(a.o, some * row);
+    for (size_t i = 0; i < some * row / 2; i++)
+        changed += x[i] != ((const uint16_t *)out)[(size_t)t * row / 2 + i];
+    free(x);
+    return changed;
+}
+
 static void check_attention(const struct world *w, struct stream *s, double *nmse, int64_t *changed)
 {
-    struct attention_args a = attention_of(w, w->layer);
+    struct attention_args a = attention_of(w, w->layer, false), p = attention_of(w, w->layer, true);
     size_t row = (size_t)HEADS * DIM, some = (size_t)(w->n < 256 ? w->n : 256);
+    float *mine = (float *)malloc(row * 4);
     attention_gpu(&a, s);
     float *ref = host_copy(a.o, some * row * 4);
     CHECK(cudaMemset(a.o, 0xff, (size_t)w->n * row * 4));
-    attention_sm90(&a, s);
-    float *out = host_copy(a.o, some * row * 4);
+    attention_sm90(&p, s);
+    float *out = host_copy(a.o, some * row * 2);
     double d = 0, b = 0;
-    for (size_t i = 0; i < some * row; i++) {
-        d += ((double)out[i] - ref[i]) * ((double)out[i] - ref[i]);
-        b += (double)ref[i] * ref[i];
+    for (size_t t = 0; t < some; t++) {
+        unpack(out, t, mine);
+        for (size_t i = 0; i < row; i++) {
+            double x = mine[i], y = ref[t * row + i];
+            d += (x - y) * (x - y);
+            b += y * y;
+        }
     }
     *nmse = d / b;
     *changed = 0;
     int32_t *first = (int32_t *)device_bytes(64);
-    if (w->span == 1)
-        for (int t = 0; t < w->n; t += w->n / 2 + 1) {
-            struct rows r = alone(w, t, first);
-            a.rows = &r;
-            a.q += t * row;
-            a.kv += t * DIM;
-            a.sel += (int64_t)t * TOPK;
-            a.n_sel += t;
-            a.cs += t * ROPE;
-            a.o += t * row;
-            attention_sm90(&a, s);
-            float *x = host_copy(a.o, row * 4);
-            for (size_t i = 0; i < row; i++)
-                *changed += memcmp(x + i, out + (size_t)t * row + i, 4) != 0;
-            a = attention_of(w, w->layer);
-            free(x);
-        }
+    for (int t = 0; t < (w->span == 1 ? w->n : 1); t += w->n / 2 + 1)
+        *changed += count_changed(w, s, t, 1, out, first);
+    for (int n = 6; w->rows.n_spans == 1 && n <= w->span && n <= 256; n *= 6)
+        *changed += count_changed(w, s, 0, n, out, first);
+    CHECK(cudaFree(first));
+    free(mine);
     free(ref);
     free(out);
 }
@@ -358,7 +398,7 @@ static float time_layers(const struct world *w, struct stream *s, bool attention
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < w->layers; i++) {
-        struct attention_args a = attention_of(w, w->layer + i);
+        struct attention_args a = attention_of(w, w->layer + i, !portable);
         struct index_topk_args x = index_of(w, w->layer + i);
         if (attention)
             (portable ? attention_gpu : attention_sm90)(&a, s);
@@ -386,23 +426,24 @@ static float time_layers(const struct world *w, struct stream *s, bool attention
 }
 
 static void one_case(struct stream *s, bool attention, int spans, int span, int start, int layers,
-                     bool host)
+                     int ratio, bool host)
 {
-    struct world w = new_world(spans, span, start, layers, attention, host);
+    struct world w = new_world(spans, span, start, layers, ratio, attention, host);
     double nmse;
     int64_t changed;
     (attention ? check_attention : check_index)(&w, s, &nmse, &changed);
     float us = time_layers(&w, s, attention, false);
     float before = w.n <= 256 ? time_layers(&w, s, attention, true) : 0;
-    printf("%-9s %4d spans of %4d rows from %6d, rows in %s: NMSE %.2g, %lld changed, %8.2f us "
+    printf("%-9s %4d spans of %4d rows from %6d, ratio %3d, rows in %s: NMSE %.2g, %lld changed, "
+           "%8.2f us "
            "(portable %8.2f)\n",
-           attention ? "attention" : "index", spans, span, start, host ? "host  " : "device", nmse,
-           (long long)changed, (double)us, (double)before);
+           attention ? "attention" : "index", spans, span, start, ratio, host ? "host  " : "device",
+           nmse, (long long)changed, (double)us, (double)before);
     fflush(stdout);
     CHECK(cudaDeviceSynchronize());
     for (int i = 0; i < layers; i++) {
         struct layer *y = w.layer + i;
-        void *p[] = {y->l.nope, y->l.rope, y->q,  y->kv,      y->o,     y->sel,
+        void *p[] = {y->l.nope, y->l.rope, y->q,  y->packed,  y->kv,    y->o,           y->sel,
                      y->n_sel,  y->qi,     y->iw, y->out_sel, y->out_n, y->l.index_keys};
         for (size_t k = 0; k < sizeof p / sizeof *p; k++)
             if (p[k])
@@ -422,27 +463,28 @@ int main(int argc, char **argv)
     s.scratch = (uint8_t *)device_bytes(scratch_bytes);
     s.scratch_bytes = scratch_bytes;
     for (int host = 0; attention && host < 2; host++) {
-        one_case(&s, true, 1, 1, 8191, 64, host);
-        one_case(&s, true, 1, 6, 8190, 64, host);
+        one_case(&s, true, 1, 1, 8191, 64, 4, host);
+        one_case(&s, true, 1, 6, 8190, 64, 4, host);
     }
     for (int b = 2; attention && b <= 128; b *= 2)
-        one_case(&s, true, b, 1, 8191 + b, b > 32 ? 4 : 16, false);
+        one_case(&s, true, b, 1, 8191 + b, b > 32 ? 4 : 16, 4, false);
     if (attention) {
-        one_case(&s, true, 8, 6, 8190, 16, false);
-        one_case(&s, true, 32, 6, 8190, 6, false);
-        one_case(&s, true, 1, 4096, 4096, 2, false);
+        one_case(&s, true, 8, 6, 8190, 16, 4, false);
+        one_case(&s, true, 32, 6, 8190, 6, 4, false);
+        for (int ratio = 4; ratio >= 0; ratio = ratio == 4 ? 128 : ratio ? 0 : -1)
+            one_case(&s, true, 1, 4096, 4096, 2, ratio, false);
     }
     for (int host = 0; index && host < 2; host++) {
-        one_case(&s, false, 1, 1, 8191, 64, host);
-        one_case(&s, false, 1, 6, 8190, 64, host);
-        one_case(&s, false, 1, 1, 69631, 64, host);
-        one_case(&s, false, 1, 6, 69630, 64, host);
+        one_case(&s, false, 1, 1, 8191, 64, 4, host);
+        one_case(&s, false, 1, 6, 8190, 64, 4, host);
+        one_case(&s, false, 1, 1, 69631, 64, 4, host);
+        one_case(&s, false, 1, 6, 69630, 64, 4, host);
     }
     if (index) {
-        one_case(&s, false, 8, 6, 69630, 4, false);
-        one_case(&s, false, 128, 1, 8191, 8, false);
-        one_case(&s, false, 1, 1, 1000000, 8, false);
-        one_case(&s, false, 1, 4096, 61440, 1, false);
+        one_case(&s, false, 8, 6, 69630, 4, 4, false);
+        one_case(&s, false, 128, 1, 8191, 8, 4, false);
+        one_case(&s, false, 1, 1, 1000000, 8, 4, false);
+        one_case(&s, false, 1, 4096, 61440, 1, 4, false);
     }
     return 0;
 }

@@ -62,7 +62,7 @@ GPU_KERNEL void plan_kernel(struct attention_job j)
         return;
     const struct row_at at = rows_at(&j.rows, t);
     struct range r[2];
-    keys_ranges(&j.a, j.l.ratio, &at, t, r);
+    keys_ranges(&j.a, j.l.ratio, &at, keys_chosen(&j.a, j.l.ratio, t), r);
     int n = range_pieces(&r[0]) + range_pieces(&r[1]);
     ROWS_CHECK(n <= j.pieces);
     for (int i = (int)threadIdx.x; i < n * TILE; i += (int)blockDim.x) {

@@ -20,9 +20,15 @@ GPU_FN int range_pieces(const struct range *r)
     return r->hi < r->lo ? 0 : r->hi / KEYS_PIECE - r->lo / KEYS_PIECE + 1;
 }
 
-/* The row's two ranges.  a's own rows and l are the host's: not followed. */
-GPU_FN void keys_ranges(const struct attention_args *a, int ratio, const struct row_at *at, int t,
-                        struct range r[2])
+/* Entries chosen for row t, 0 where none are.  a's own rows and l are the host's: not followed. */
+GPU_FN int keys_chosen(const struct attention_args *a, int ratio, int t)
+{
+    return a->mode == ATTN_CAUSAL && ratio == 4 ? a->n_sel[t] : 0;
+}
+
+/* The row's two ranges. */
+GPU_FN void keys_ranges(const struct attention_args *a, int ratio, const struct row_at *at,
+                        int chosen, struct range r[2])
 {
     int end = a->mode == ATTN_BLOCK ? at->start : at->pos + 1; /* of the window */
     r[0] = {RANGE_POSITIONS, FST_MAX(0, end - a->window), end - 1};
@@ -32,7 +38,7 @@ GPU_FN void keys_ranges(const struct attention_args *a, int ratio, const struct 
     else if (ratio == 128)
         r[1].hi = (at->pos + 1) / 128 - 1;
     else if (ratio == 4)
-        r[1] = {RANGE_SELECTED, 0, a->n_sel[t] - 1};
+        r[1] = {RANGE_SELECTED, 0, chosen - 1};
 }
 
 /* Keys of piece p of both ranges. */

@@ -1,16 +1,18 @@
 /* attention.cu - heads of a row over its window, compressed entries or draft block, on Hopper.
  *
- * score_kernel   a block takes 64 heads of a row and every n-th piece of its keys: S = Q K^T, weights
- *                of the piece against its own maximum, as bf16 in the order in which the next product
- *                takes them, into scratch.  Few rows: every piece has a block.
- * value_kernel   a block takes 64 heads and 64 or 256 dims of a row and goes through its pieces in
- *                order: O += P V.
- * whole_kernel   both for one row in one block, nothing in scratch: where there are rows enough.
+ * Few rows (attention_few.cuh):
+ *   score_kernel  a block takes 64 heads of a row and every n-th piece of its keys: S = Q K^T, weights of
+ *                 the piece as bf16 in the order in which the next product takes them, into scratch.
+ *   half_kernel   the same, one half of one piece a block: where the card has that many places.
+ *   value_kernel  a block takes 64 heads and 64 or 256 dims of a row and goes through its pieces in order:
+ *                 O += P V.
+ * Many (attention_many.cuh):
+ *   whole_kernel  a block takes 64 heads of one row after another; nothing in scratch.
  *
- * Two warpgroups have half of a piece's keys each for S, and half of the dims for O.  Maxima are
- * powers of two: of a piece 2^ceil(log2 e^s), of the pieces so far the largest of theirs.  So weights and sums
- * change their scale without rounding, whoever does it: all three kernels give the same bits, and
- * who takes what may depend on the batch.
+ * Two warpgroups have half of a piece's keys each for S, and half of the dims for O.  Maxima are powers of
+ * two: of half a piece 2^ceil(log2 e^s), of what came so far the largest of theirs.  So weights and sums
+ * change their scale without rounding, whoever does it: all kernels give the same bits, and who takes what
+ * may depend on the batch.
  *
  * Order of a score: k16 steps of dims in order, in one sum.  Of an output: k16 steps of keys, pieces in
  * order, in one sum.  Of a denominator: 8 keys of a thread, 4 threads as a tree, halves of a piece,

@@ -27,21 +27,16 @@ enum {
 };
 #define NO_KEY INT32_MIN
 
-/* Of a piece and 64 heads: the exponent of its maximum, sums of the weights of its halves. */
-struct piece_stat {
-    float top[HEADS], den[2][HEADS];
-};
-
 struct attention_sm90_job {
     struct rows rows;
     struct kv_layer l;
     struct attention_args a; /* its rows and l are the host's: not to be followed */
     /* by row of the launch, group of heads, piece */
     struct gpu_words *weight; /* (STEPS, MMA_GROUP) A of the second product */
-    struct piece_stat *stat;
-    uint16_t *own;     /* NULL, or (rows of the step, DIM) kv as bf16 */
-    float scale;       /* of scores, log2 e in it */
-    int first, pieces; /* row of the step; pieces of a row, at most */
+    struct piece_stat *stat;  /* attention_sums.cuh */
+    uint16_t *own;            /* NULL, or (rows of the step, DIM) kv as bf16 */
+    float scale;              /* of scores, log2 e in it */
+    int first, pieces;        /* row of the step; pieces of a row, at most */
     int groups, spread;
 };
 
@@ -54,20 +49,26 @@ struct place {
     int t, row, group, n; /* row of the step, of the launch; heads; pieces */
 };
 
-/* Read by every lane of the waves that call. */
+/* Read by every lane of the waves that call.  All loads go out at once, but where spans must be looked up. */
 GPU_FN void find_place(const struct attention_sm90_job *j, int block, struct place *w)
 {
     const struct rows *r = &j->rows;
+    bool single = r->n_spans == r->n_rows, one = r->n_spans == 1;
     w->row = block / j->groups;
     w->group = block % j->groups;
     w->t = j->first + w->row;
-    int span = r->span[w->t];
+    int chosen = keys_chosen(&j->a, j->l.ratio, w->t);
     w->at.slot = r->slot[w->t];
     w->at.pos = r->pos[w->t];
-    w->at.first = r->span_first[span];
-    w->at.last = r->span_first[span + 1];
+    w->at.first = single ? w->t : 0;
+    w->at.last = single ? w->t + 1 : r->n_rows;
+    if (!single && !one) {
+        int span = r->span[w->t];
+        w->at.first = r->span_first[span];
+        w->at.last = r->span_first[span + 1];
+    }
     w->at.start = w->at.pos - (w->t - w->at.first);
-    keys_ranges(&j->a, j->l.ratio, &w->at, w->t, w->r);
+    keys_ranges(&j->a, j->l.ratio, &w->at, chosen, w->r);
     w->n = range_pieces(&w->r[0]) + range_pieces(&w->r[1]);
     ROWS_CHECK(w->n <= j->pieces);
 }
@@ -85,17 +86,39 @@ struct seek {
     int32_t x, page; /* position or entry; -1: none */
 };
 
-/* Key i of piece p. */
+/* The chosen entry that key i of piece p of row t is when the window has two pieces, and three, as it has
+ * but at the start of a sequence: so it is read together with the row's position, not after it. */
+struct early {
+    int32_t entry[2];
+};
+GPU_FN struct early seek_early(const struct attention_sm90_job *j, int t, int p, int i)
+{
+    struct early e = {};
+    GPU_UNROLL
+    for (int k = 0; k < 2; k++) {
+        int x = (p - 2 - k) * TILE + i;
+        if (j->a.mode == ATTN_CAUSAL && j->l.ratio == 4 && x >= 0 && x < j->a.topk)
+            e.entry[k] = j->a.sel[(int64_t)t * j->a.topk + x];
+    }
+    return e;
+}
+
+/* Key i of piece p; early: NULL, or of this key. */
 GPU_FN void seek_start(const struct attention_sm90_job *j, const struct place *w, int p, int i,
-                       struct seek *k)
+                       const struct early *early, struct seek *k)
 {
     struct range of = keys_piece(w->r, p);
+    int some = range_pieces(&w->r[0]);
     k->kind = of.kind;
     k->x = -1;
     if (p >= w->n || of.lo + i > of.hi)
         return;
     k->x = of.lo + i;
-    if (k->kind == RANGE_SELECTED)
+    if (k->kind != RANGE_SELECTED)
+        return;
+    if (early && (some == 2 || some == 3))
+        k->x = some == 2 ? early->entry[0] : early->entry[1];
+    else
         k->x = j->a.sel[(int64_t)w->t * j->a.topk + k->x];
 }
 GPU_FN void seek_page(const struct attention_sm90_job *j, const struct place *w, struct seek *k)
@@ -118,7 +141,7 @@ GPU_FN int32_t seek_end(const struct attention_sm90_job *j, const struct place *
 GPU_FN int32_t find_key(const struct attention_sm90_job *j, const struct place *w, int p, int i)
 {
     struct seek k;
-    seek_start(j, w, p, i, &k);
+    seek_start(j, w, p, i, NULL, &k);
     seek_page(j, w, &k);
     return seek_end(j, w, &k);
 }

@@ -32,7 +32,6 @@ GPU_FN void start_scores(const struct attention_sm90_job *j, const uint8_t *q, c
 struct score_shared {
     struct place w;
     int32_t at[2][TILE];
-    float top[2][2][HEADS]; /* by turn, half */
 };
 enum { SCORE_BYTES = 3 * TILE_BYTES + MMA_ALIGN + (int)sizeof(struct score_shared) };
 
@@ -64,10 +63,14 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
     if (is_scout()) {
         struct place mine;
         struct seek k[2];
+        struct early e[2];
+        GPU_UNROLL
+        for (int i = 0; i < 2; i++)
+            e[i] = seek_early(j, j->first + block / j->groups, p + i * b->step, (int)threadIdx.x);
         find_place(j, block, &mine);
         GPU_UNROLL
         for (int i = 0; i < 2; i++)
-            seek_start(j, &mine, p + i * b->step, (int)threadIdx.x, &k[i]);
+            seek_start(j, &mine, p + i * b->step, (int)threadIdx.x, &e[i], &k[i]);
         GPU_UNROLL
         for (int i = 0; i < 2; i++)
             seek_page(j, &mine, &k[i]);
@@ -109,7 +112,7 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
     int next = p + b->step, lane = (int)threadIdx.x;
     struct seek k = {};
     if (is_scout())
-        seek_start(j, w, next + b->step, lane, &k);
+        seek_start(j, w, next + b->step, lane, NULL, &k);
     start_scores(j, b->q, b->tile + i % 2 * TILE_BYTES, s, b->s->at[(i + 1) % 2], raw,
                  next < w->n ? b->tile + (i + 1) % 2 * TILE_BYTES : NULL);
     if (next < w->n)
@@ -118,7 +121,6 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
         seek_page(j, w, &k);
     wgmma_wait<0>();
     wgmma_hold(s);
-    find_tops(j, piece_keys(w, p), s, b->s->top[i % 2]);
     if (is_scout())
         b->s->at[i % 2][lane] = seek_end(j, w, &k);
     gpu_sync();
@@ -127,20 +129,15 @@ GPU_FN void one_turn(const struct attention_sm90_job *j, const struct place *w,
 }
 
 GPU_FN void store_weights(const struct attention_sm90_job *j, const struct place *w, int p,
-                          const float most[2], const float den[2], const uint32_t a[2][4])
+                          const float top[2], const float den[2], const uint32_t a[2][4])
 {
     int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
     struct gpu_words *to = j->weight + piece * STEPS * MMA_GROUP + (int)threadIdx.x % MMA_GROUP;
-    struct piece_stat *stat = j->stat + piece;
     for (int k = 0; k < 2; k++) {
         struct gpu_words x = {{a[k][0], a[k][1], a[k][2], a[k][3]}};
         to[(2 * my_half() + k) * MMA_GROUP] = x;
     }
-    GPU_UNROLL
-    for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++) {
-        stat->top[my_head() + 8 * r] = most[r]; /* both halves the same */
-        stat->den[my_half()][my_head() + 8 * r] = den[r];
-    }
+    put_stat(j->stat + piece, top, den);
 }
 
 GPU_KERNEL void GPU_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
@@ -154,12 +151,71 @@ GPU_KERNEL void GPU_BOUNDS(THREADS, 1) score_kernel(struct attention_sm90_job j)
     const struct place *w = &b.s->w;
     first_turn(&j, (int)blockIdx.x / j.spread, &b, p, raw);
     for (int i = 0; p < w->n; p += j.spread, i++) {
-        float s[16], most[2], den[2];
+        float s[16], top[2], den[2];
         uint32_t a[2][4];
         one_turn(&j, w, &b, p, i, raw, s);
-        find_weights(b.s->top[i % 2], s, most, den, a);
-        store_weights(&j, w, p, most, den, a);
+        find_weights(&j, piece_keys(w, p), s, top, den, a);
+        store_weights(&j, w, p, top, den, a);
     }
+}
+
+/* ---------------------------------------------------------------- half_kernel */
+
+/* As score_kernel where there are places for two blocks a piece: a block has half of its keys, which takes
+ * half as long to unpack, and one warpgroup's product has the shared memory for itself.  Straight through,
+ * since of all that takes time nothing comes twice. */
+GPU_KERNEL void GPU_BOUNDS(THREADS, 1) half_kernel(struct attention_sm90_job j)
+{
+    enum { KEYS = TILE / 2, LOADERS = THREADS - KEYS, MINE = UNITS / 2 };
+    gpu_wait_before();
+    gpu_let_next(); /* as in score_kernel */
+    GPU_DYNAMIC(uint8_t, bytes);
+    struct turns b = take_shared(bytes, j.spread);
+    const struct place *w = &b.s->w;
+    int me = (int)threadIdx.x, row = (int)blockIdx.x / j.spread, t = j.first + row / j.groups;
+    int p = (int)blockIdx.x % j.spread / 2, half = (int)blockIdx.x % 2, first = half * KEYS;
+    if (me < KEYS) {
+        struct place mine;
+        struct seek k;
+        struct early e = seek_early(&j, t, p, first + me);
+        find_place(&j, row, &mine);
+        seek_start(&j, &mine, p, first + me, &e, &k);
+        seek_page(&j, &mine, &k);
+        b.s->at[0][first + me] = seek_end(&j, &mine, &k);
+        if (me == 0)
+            b.s->w = mine;
+    } else if (j.a.packed)
+        load_packed<LOADERS>(&j, t, row % j.groups, b.q, me - KEYS);
+    else
+        load_queries<LOADERS / 32, 4>(&j, t, row % j.groups, b.q, (me - KEYS) / 32);
+    gpu_sync();
+    if (p >= w->n)
+        return;
+    struct raw_part raw[MINE];
+    struct sources from = find_sources(&j, gpu_lane());
+    const int32_t *at = b.s->at[0] + gpu_wave() + first;
+    GPU_UNROLL
+    for (int u = 0; u < MINE; u++)
+        raw[u] = fetch(&from, at[u * WAVES]);
+    GPU_UNROLL
+    for (int u = 0; u < MINE; u++)
+        put_key(&j, at[u * WAVES], &raw[u], u + half * MINE, b.tile);
+    copies_wait<0>();
+    shared_to_wgmma();
+    gpu_sync();
+    if (my_half() != half)
+        return;
+    float s[16], top[2], den[2];
+    uint32_t a[2][4];
+    GPU_UNROLL
+    for (int i = 0; i < 16; i++)
+        s[i] = 0;
+    add_scores<DIM / 16>(b.q, b.tile, 0, s);
+    wgmma_end();
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    find_weights(&j, piece_keys(w, p), s, top, den, a);
+    store_weights(&j, w, p, top, den, a);
 }
 
 /* ---------------------------------------------------------------- value_kernel */
@@ -180,6 +236,7 @@ template <int BLOCKS> struct value_shape {
 
 struct value_shared {
     struct place w;
+    struct ending end;
     int32_t at[WINDOW];
 };
 enum { VALUE_BYTES = 2 * 4 * BLOCK_BYTES + MMA_ALIGN + (int)sizeof(struct value_shared) };
@@ -226,7 +283,7 @@ GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int
 /* Of a piece, what score_kernel left for this thread. */
 struct weighed {
     struct gpu_words a[STEPS];
-    float top[2], den[2][2];
+    struct halves stat;
 };
 
 GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place *w, int p,
@@ -234,18 +291,12 @@ GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place
 {
     int64_t piece = ((int64_t)w->row * j->groups + w->group) * j->pieces + p;
     const struct gpu_words *from = j->weight + piece * STEPS * MMA_GROUP;
-    const struct piece_stat *stat = j->stat + piece;
     if (p >= w->n)
         return;
     GPU_UNROLL
     for (int k = 0; k < STEPS; k++)
         x->a[k] = gpu_load16(from + k * MMA_GROUP + (int)threadIdx.x % MMA_GROUP);
-    GPU_UNROLL
-    for (int r = 0; r < 2; r++) {
-        x->top[r] = stat->top[my_head() + 8 * r];
-        x->den[0][r] = stat->den[0][my_head() + 8 * r];
-        x->den[1][r] = stat->den[1][my_head() + 8 * r];
-    }
+    get_stat(j->stat + piece, &x->stat);
 }
 
 /* A piece as its product takes it. */
@@ -256,15 +307,11 @@ struct ready {
 
 GPU_FN void prepare(const struct weighed *x, struct weigher *g, struct ready *r)
 {
-    uint32_t factor[2];
-    float den[2];
+    uint32_t factor[2][2];
     GPU_UNROLL
     for (int i = 0; i < 4 * STEPS; i++)
         r->a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
-    GPU_UNROLL
-    for (int k = 0; k < 2; k++)
-        den[k] = x->den[0][k] + x->den[1][k];
-    weigh(g, x->top, den, r->shrink, factor);
+    weigh(g, &x->stat, r->shrink, factor);
     scale_weights(r->a, factor);
 }
 
@@ -323,7 +370,9 @@ GPU_FN void first_stages(const struct attention_sm90_job *j, struct value_shared
         find_place(j, block, &mine);
         if (threadIdx.x == 0)
             s->w = mine;
-    }
+    } else
+        load_ending(j, j->first + block / j->groups, block % j->groups, &s->end,
+                    (int)threadIdx.x - 32);
     find_window(j, 0, s);
     fetch_stage<BLOCKS>(j, s->at, slice, raw);
     next_stage<BLOCKS>(j, s, 0, slice, raw, tile);
@@ -364,8 +413,7 @@ GPU_KERNEL void GPU_BOUNDS(THREADS, 1) value_kernel(struct attention_sm90_job j)
             add_stage<BLOCKS>(&j, w, p, now + half * 2 * V::BYTES, x, &g, o);
     }
     if (half < V::GROUPS)
-        store_output(&j, w, &g, slice * 64 * BLOCKS + half * 128, o,
-                     j.a.cs + (int64_t)w->t * j.a.rope_dim);
+        store_output(&j, w, &g, slice * 64 * BLOCKS + half * 128, o, &s->end);
 }
 
 /* ---------------------------------------------------------------- launcher */
@@ -387,8 +435,11 @@ static void launch_few(struct attention_sm90_job *j, struct gpu_cut *cut, struct
     j->stat = gpu_take<struct piece_stat>(cut, pieces * j->groups);
     for (j->first = 0; j->first < n; j->first += (int)rows) {
         int64_t blocks = FST_MIN(rows, n - j->first) * j->groups;
-        j->spread = (int)FST_MAX(1, FST_MIN(j->pieces, SCORE_FILL / blocks));
-        gpu_launch_early(score_kernel, blocks * j->spread, THREADS, SCORE_BYTES, s, *j);
+        bool halves = blocks * j->pieces * 2 <= SCORE_FILL;
+        j->spread =
+            halves ? 2 * j->pieces : (int)FST_MAX(1, FST_MIN(j->pieces, SCORE_FILL / blocks));
+        gpu_launch_early(halves ? half_kernel : score_kernel, blocks * j->spread, THREADS,
+                         SCORE_BYTES, s, *j);
         if (blocks * 8 <= SLICE_FILL)
             gpu_launch_early(value_kernel<1>, blocks * 8, THREADS, VALUE_BYTES, s, *j);
         else

@@ -2,9 +2,10 @@
  * after another, and nothing goes through scratch.
  *
  * Two warpgroups multiply; two others load and unpack, up to two pieces ahead and over the end of a row.
- * Unpacking takes about as long as the products (31 clocks of the integer units a key, against 40 of the
- * matrix units), so neither may wait for the other.  The multipliers hold 128 sums a thread; registers
- * are shared out by setmaxnreg. */
+ * A piece takes 1,536 clocks for its scores (bound by shared memory: every k16 step of 32 keys reads 2 KB
+ * of queries and 1 KB of keys) and 1,024 for its values; meanwhile its loaders have 1,400 instructions on
+ * each of the four schedulers, its multipliers 1,100.  So none may wait for the other.  The multipliers hold
+ * 128 sums a thread; setmaxnreg shares the registers out. */
 #ifndef FST_KERNELS_SM90_ATTENTION_MANY_CUH
 #define FST_KERNELS_SM90_ATTENTION_MANY_CUH
 
@@ -28,9 +29,9 @@ enum {
 
 struct many_shared {
     struct place w[PLACES];
-    float cs[PLACES][8 * TURNS];      /* of the row */
+    struct ending end[PLACES];
     int32_t at[WINDOW + 2 * THREADS]; /* places of keys, and of a piece more */
-    float top[2][HEADS], den[2][HEADS];
+    struct piece_stat stat;
     struct gpu_words weight[STEPS * MMA_GROUP];
 };
 enum { MANY_BYTES = 3 * TILE_BYTES + MMA_ALIGN + (int)sizeof(struct many_shared) };
@@ -52,8 +53,9 @@ GPU_FN int loader_wave(void)
     return gpu_wave() - WAVES;
 }
 
-/* Places of the keys of pieces p .. of a row, as many as there is room for, and of the piece behind; where there is no key, row 0: two keys of a thread at once,
- * which hides some of the three loads that each may take one after another. */
+/* Places of the keys of pieces p .. of a row, as many as there is room for, and of the piece behind; where
+ * there is no key, row 0.  Two keys of a thread at once, which hides some of the three loads that each may
+ * take one after another. */
 GPU_FN void find_places(const struct attention_sm90_job *j, const struct place *w, int p,
                         int32_t *at)
 {
@@ -65,7 +67,7 @@ GPU_FN void find_places(const struct attention_sm90_job *j, const struct place *
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE; i++) {
             int key = first + i * THREADS;
-            seek_start(j, w, p + key / TILE, key % TILE, &k[i]);
+            seek_start(j, w, p + key / TILE, key % TILE, NULL, &k[i]);
         }
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE; i++)
@@ -196,9 +198,8 @@ GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
             find_place(j, i, &mine);
             if (gpu_lane() == 0)
                 *w = mine;
-        } else if (loader() - 32 < j->a.rope_dim)
-            b->s->cs[row % PLACES][loader() - 32] =
-                j->a.cs[(int64_t)(i / j->groups) * j->a.rope_dim + loader() - 32];
+        } else
+            load_ending(j, i / j->groups, i % j->groups, &b->s->end[row % PLACES], loader() - 32);
         if (i + step < j->rows.n_rows * j->groups)
             hint_queries(j, i + step);
         part_sync(LOADERS, THREADS);
@@ -215,30 +216,6 @@ GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
 
 /* ---------------------------------------------------------------- multipliers */
 
-/* Weights and sums of both halves to both warpgroups. */
-GPU_FN void share_weights(struct many_shared *x, float den[2], const uint32_t mine[2][4],
-                          uint32_t (&a)[STEPS][4])
-{
-    int me = (int)threadIdx.x % MMA_GROUP;
-    for (int k = 0; k < 2; k++) {
-        struct gpu_words p = {{mine[k][0], mine[k][1], mine[k][2], mine[k][3]}};
-        x->weight[(2 * my_half() + k) * MMA_GROUP + me] = p;
-    }
-    GPU_UNROLL
-    for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++)
-        x->den[my_half()][my_head() + 8 * r] = den[r];
-    part_sync(MULTIPLIERS, THREADS);
-    GPU_UNROLL
-    for (int k = 0; k < STEPS; k++) {
-        struct gpu_words p = x->weight[k * MMA_GROUP + me];
-        for (int i = 0; i < 4; i++)
-            a[k][i] = p.w[i];
-    }
-    GPU_UNROLL
-    for (int r = 0; r < 2; r++)
-        den[r] = x->den[0][my_head() + 8 * r] + x->den[1][my_head() + 8 * r];
-}
-
 /* Scores of the block's piece t: under way. */
 GPU_FN void start_scores(const struct many *b, int t, float (&s)[16])
 {
@@ -250,19 +227,28 @@ GPU_FN void start_scores(const struct many *b, int t, float (&s)[16])
     wgmma_end();
 }
 
-/* Scores of piece p of a row are done: its weights, against the largest maximum so far, and the sums of
- * the pieces before relative to it. */
+/* Scores of a piece are done: its weights, those of both halves in both warpgroups, against the largest
+ * maximum so far, and the sums of the pieces before relative to it.  What is shared may be overwritten
+ * behind the next TILE_FULL, which is a barrier of the multipliers too. */
 GPU_FN void next_weights(const struct attention_sm90_job *j, const struct many *b, int keys,
                          float (&s)[16], struct weigher *g, uint32_t (&a)[STEPS][4],
                          float (&o)[128])
 {
-    float most[2], den[2], shrink[2];
-    uint32_t mine[2][4], factor[2];
-    find_tops(j, keys, s, b->s->top);
+    struct gpu_words *weight = b->s->weight + (int)threadIdx.x % MMA_GROUP;
+    float top[2], den[2], shrink[2];
+    uint32_t mine[2][4], factor[2][2];
+    struct halves both;
+    find_weights(j, keys, s, top, den, mine);
+    for (int k = 0; k < 2; k++)
+        weight[(2 * my_half() + k) * MMA_GROUP] = {
+            {mine[k][0], mine[k][1], mine[k][2], mine[k][3]}};
+    put_stat(&b->s->stat, top, den);
     part_sync(MULTIPLIERS, THREADS);
-    find_weights(b->s->top, s, most, den, mine);
-    share_weights(b->s, den, mine, a);
-    weigh(g, most, den, shrink, factor);
+    GPU_UNROLL
+    for (int i = 0; i < 4 * STEPS; i++)
+        a[i / 4][i % 4] = weight[i / 4 * MMA_GROUP].w[i % 4];
+    get_stat(&b->s->stat, &both);
+    weigh(g, &both, shrink, factor);
     scale_weights(a, factor);
     shrink_sums(o, shrink);
 }
@@ -270,7 +256,7 @@ GPU_FN void next_weights(const struct attention_sm90_job *j, const struct many *
 /* A row, pieces t .. of the block.  The scores of a piece are issued right behind the product of the weights
  * before, so that the matrix units rest only while weights are found. */
 GPU_FN int multiply_row(const struct attention_sm90_job *j, const struct many *b,
-                        const struct place *w, const float *cs, int t)
+                        const struct place *w, const struct ending *e, int t)
 {
     struct weigher g = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[128] = {}, s[16];
@@ -293,7 +279,7 @@ GPU_FN int multiply_row(const struct attention_sm90_job *j, const struct many *b
     }
     wgmma_wait<0>(); /* for the compiler, which does not see that nothing is under way */
     wgmma_hold(o);
-    store_output(j, w, &g, my_half() * 256, o, cs);
+    store_output(j, w, &g, my_half() * 256, o, e);
     return t;
 }
 
@@ -313,7 +299,7 @@ GPU_KERNEL void GPU_BOUNDS(BOTH, 1) whole_kernel(struct attention_sm90_job j)
     more_registers<MULTIPLIER_REGISTERS>();
     int t = 0, row = 0;
     for (int i = (int)blockIdx.x; i < j.rows.n_rows * j.groups; i += (int)gridDim.x) {
-        t = multiply_row(&j, &b, &b.s->w[row % PLACES], b.s->cs[row % PLACES], t);
+        t = multiply_row(&j, &b, &b.s->w[row % PLACES], &b.s->end[row % PLACES], t);
         row++;
     }
 }

@@ -92,49 +92,38 @@ GPU_FN void add_scores(const uint8_t *q, const uint8_t *tile, int first, float (
     }
 }
 
-/* Scores in units of log2, keys that are none at -inf; the largest of this half, for the other. */
-GPU_FN void find_tops(const struct attention_sm90_job *j, int keys, float (&s)[16],
-                      float top[2][HEADS])
+/* Weights of this half of a piece's `keys` keys against the power of two above its largest score, as A of
+ * its two steps; exponents of those powers, sums of the weights. */
+GPU_FN void find_weights(const struct attention_sm90_job *j, int keys, float (&s)[16], float top[2],
+                         float den[2], uint32_t a[2][4])
 {
-    float most[2] = {-INFINITY, -INFINITY};
+    GPU_UNROLL
+    for (int r = 0; r < 2; r++) {
+        top[r] = -0x1p30f;
+        den[r] = 0;
+    }
     GPU_UNROLL
     for (int i = 0; i < 16; i++) {
         int key = 32 * my_half() + i / 4 * 8 + gpu_lane() % 4 * 2 + i % 2;
         s[i] *= j->scale;
         if (keys < TILE) /* of few pieces */
             s[i] = key < keys ? s[i] : -INFINITY;
-        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
     }
     GPU_UNROLL
-    for (int r = 0; r < 2; r++) {
-        most[r] = wave_max(most[r], 4);
-        if (gpu_lane() % 4 == 0)
-            top[my_half()][my_head() + 8 * r] = most[r];
-    }
-}
-
-/* Weights of this half against the piece's power of two, as A of its two steps; their sums. */
-GPU_FN void find_weights(const float top[2][HEADS], const float (&s)[16], float most[2],
-                         float den[2], uint32_t a[2][4])
-{
-    float e[16];
-    GPU_UNROLL
-    for (int r = 0; r < 2; r++) {
-        int h = my_head() + 8 * r;
-        most[r] = ceilf(fmaxf(fmaxf(top[0][h], top[1][h]), -0x1p30f));
-        den[r] = 0;
-    }
+    for (int r = 0; r < 2; r++)
+        top[r] = ceilf(wave_max(top[r], 4));
     GPU_UNROLL
     for (int i = 0; i < 16; i++) {
-        e[i] = mma_exp2(s[i] - most[i / 2 % 2]);
-        den[i / 2 % 2] += e[i];
+        s[i] = mma_exp2(s[i] - top[i / 2 % 2]);
+        den[i / 2 % 2] += s[i];
     }
     GPU_UNROLL
     for (int r = 0; r < 2; r++)
         den[r] = wave_sum(den[r], 4);
     GPU_UNROLL
     for (int i = 0; i < 8; i++)
-        a[i / 4][i % 4] = mma_pair(e[2 * i], e[2 * i + 1]);
+        a[i / 4][i % 4] = mma_pair(s[2 * i], s[2 * i + 1]);
 }
 
 /* ---------------------------------------------------------------- values */
@@ -143,6 +132,30 @@ GPU_FN void find_weights(const float top[2][HEADS], const float (&s)[16], float 
 struct weigher {
     float top[2], den[2];
 };
+/* Of a piece and 64 heads, by half: exponents, sums of the weights; and of a thread's two heads. */
+struct piece_stat {
+    float top[2][HEADS], den[2][HEADS];
+};
+struct halves {
+    float top[2][2], den[2][2];
+};
+
+GPU_FN void put_stat(struct piece_stat *x, const float top[2], const float den[2])
+{
+    GPU_UNROLL
+    for (int r = 0; r < 2 && gpu_lane() % 4 == 0; r++) {
+        x->top[my_half()][my_head() + 8 * r] = top[r];
+        x->den[my_half()][my_head() + 8 * r] = den[r];
+    }
+}
+GPU_FN void get_stat(const struct piece_stat *x, struct halves *h)
+{
+    GPU_UNROLL
+    for (int i = 0; i < 4; i++) {
+        h->top[i / 2][i % 2] = x->top[i / 2][my_head() + 8 * (i % 2)];
+        h->den[i / 2][i % 2] = x->den[i / 2][my_head() + 8 * (i % 2)];
+    }
+}
 
 /* 2^k; k <= 0, or no number. */
 GPU_FN float power(float k)
@@ -150,16 +163,17 @@ GPU_FN float power(float k)
     return gpu_float((uint32_t)((int)fmaxf(k, -127) + 127) << 23);
 }
 
-/* A piece comes in: factors for the sums so far, and for its weights. */
-GPU_FN void weigh(struct weigher *g, const float top[2], const float den[2], float shrink[2],
-                  uint32_t factor[2])
+/* A piece comes in: factors for the sums so far, and for the weights of its halves. */
+GPU_FN void weigh(struct weigher *g, const struct halves *x, float shrink[2], uint32_t factor[2][2])
 {
     GPU_UNROLL
     for (int r = 0; r < 2; r++) {
-        float most = fmaxf(g->top[r], top[r]), f = power(top[r] - most);
+        float most = fmaxf(g->top[r], fmaxf(x->top[0][r], x->top[1][r]));
+        float f0 = power(x->top[0][r] - most), f1 = power(x->top[1][r] - most);
         shrink[r] = power(g->top[r] - most); /* 0 at the first piece */
-        factor[r] = gpu_pair(f, f);
-        g->den[r] = fmaf(g->den[r], shrink[r], den[r] * f);
+        factor[0][r] = gpu_pair(f0, f0);
+        factor[1][r] = gpu_pair(f1, f1);
+        g->den[r] = fmaf(g->den[r], shrink[r], x->den[0][r] * f0 + x->den[1][r] * f1);
         g->top[r] = most;
     }
 }
@@ -173,11 +187,11 @@ template <int N> GPU_FN void shrink_sums(float (&o)[N], const float shrink[2])
         o[i] *= shrink[i / 2 % 2];
 }
 
-GPU_FN void scale_weights(uint32_t (&a)[STEPS][4], const uint32_t factor[2])
+GPU_FN void scale_weights(uint32_t (&a)[STEPS][4], const uint32_t factor[2][2])
 {
     GPU_UNROLL
     for (int i = 0; i < 4 * STEPS; i++)
-        a[i / 4][i % 4] = mma_times(a[i / 4][i % 4], factor[i % 2]);
+        a[i / 4][i % 4] = mma_times(a[i / 4][i % 4], factor[i / 8][i % 2]);
 }
 
 /* o += the piece's weights times its rows: under way.  block_bytes: between blocks of 64 dims.  128 dims an
@@ -198,15 +212,32 @@ GPU_FN void start_values(const uint32_t (&a)[STEPS][4], const uint8_t *rows, int
     wgmma_end();
 }
 
-/* Rope dims are among the last TURNS blocks of 8 of the last sums; of those, cosine and sine of this
- * thread's pairs.  The same for all heads, so they are read once, before the first is needed.  cs: of the
- * row. */
+/* What the end of a row needs, in shared memory long before: cosines and sines of its rope dims, sinks of its
+ * heads.  Read from the card when they were needed, together with a division per value, they took 30 % of
+ * the time of 128 rows. */
 enum { TURNS = 8 };
+struct ending {
+    float cs[8 * TURNS], sink[HEADS];
+};
+
+/* Thread `me` of at least HEADS. */
+GPU_FN void load_ending(const struct attention_sm90_job *j, int64_t t, int group, struct ending *e,
+                        int me)
+{
+    int head = group * HEADS + me;
+    if (me < j->a.rope_dim)
+        e->cs[me] = j->a.cs[t * j->a.rope_dim + me];
+    if (me < HEADS)
+        e->sink[me] = head < j->a.n_heads ? j->a.sink[head] * 1.44269504f : 0;
+}
+
+/* Rope dims are among the last TURNS blocks of 8 of the last sums; of those, cosine and sine of this
+ * thread's pairs. */
 struct turn {
     float c, s;
 };
 
-GPU_FN void load_turns(const struct attention_sm90_job *j, const float *cs, int d,
+GPU_FN void load_turns(const struct attention_sm90_job *j, const struct ending *e, int d,
                        struct turn x[TURNS])
 {
     int nope = DIM - j->a.rope_dim;
@@ -215,12 +246,11 @@ GPU_FN void load_turns(const struct attention_sm90_job *j, const float *cs, int 
         int at = d + 8 * i - nope;
         x[i] = {1, 0};
         if (at >= 0)
-            x[i] = {cs[at], cs[at + 1]};
+            x[i] = {e->cs[at], e->cs[at + 1]};
     }
 }
 
-/* A pair of neighbouring dims, over the denominator, as bf16; rotated back.  A division per value, and
- * turns read where they were needed, took 30 % of the time of 128 rows. */
+/* A pair of neighbouring dims, over the denominator, as bf16; rotated back. */
 GPU_FN uint32_t find_pair(float a, float b, float over)
 {
     return mma_pair(a * over, b * over);
@@ -233,22 +263,22 @@ GPU_FN uint32_t find_turned(float a, float b, float over, bool rope, struct turn
 }
 
 /* One over the denominator, the sink in it. */
-GPU_FN float find_over(const struct attention_sm90_job *j, const struct weigher *g, int head, int r)
+GPU_FN float find_over(const struct ending *e, const struct weigher *g, int r)
 {
-    float sink = head < j->a.n_heads ? j->a.sink[head] : 0;
-    return 1 / (g->den[r] + exp2f(sink * 1.44269504f - g->top[r]));
+    return 1 / (g->den[r] + exp2f(e->sink[my_head() + 8 * r] - g->top[r]));
 }
 
 /* Dims d0 .. of this thread's heads. */
 template <int N>
 GPU_FN void store_output(const struct attention_sm90_job *j, const struct place *w,
-                         const struct weigher *g, int d0, const float (&o)[N], const float *cs)
+                         const struct weigher *g, int d0, const float (&o)[N],
+                         const struct ending *e)
 {
     enum { PIECES = N / 4, PLAIN = PIECES - TURNS, EACH = MMA_BLOCK / 8 };
     int head = w->group * HEADS + my_head(), d = d0 + gpu_lane() % 4 * 2;
     struct turn turn[TURNS];
-    load_turns(j, cs, d + 8 * PLAIN, turn);
-    float over[2] = {find_over(j, g, head, 0), find_over(j, g, head + 8, 1)};
+    load_turns(j, e, d + 8 * PLAIN, turn);
+    float over[2] = {find_over(e, g, 0), find_over(e, g, 1)};
     GPU_UNROLL
     for (int r = 0; r < 2; r++) {
         int64_t at = ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM;

@@ -399,7 +399,8 @@ GPU_FN void thin_sum(float (&acc)[THIN_ROWS / 2], const struct thin_job &t, cons
         thin_fetch<coded>(x, xs, j, rows, from, blocks);
     shared_to_wgmma();
     group_sync();
-    uint32_t inputs = (shared_at(x) & 0x3ffff) >> 4 | (uint32_t)rows << 16; /* a cluster numbers its blocks above */
+    uint32_t inputs = (shared_at(x) & 0x3ffff) >> 4 |
+                      (uint32_t)rows << 16; /* a cluster numbers its blocks above */
 #pragma unroll
     for (int i = 0; i < THIN_ROWS / 2; i++)
         acc[i] = 0;
