@@ -196,6 +196,7 @@ GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
         if (loader() < 32) {
             struct place mine;
             find_place(j, i, &mine);
+            mine.n = FST_MAX(1, mine.n); /* a row without keys has an empty piece: its sums are 0 */
             if (gpu_lane() == 0)
                 *w = mine;
         } else
