@@ -441,6 +441,8 @@ int main(int argc, char **argv)
     if (index) {
         one_case(&s, false, 8, 6, 69630, 4, false);
         one_case(&s, false, 128, 1, 8191, 8, false);
+        one_case(&s, false, 1, 128, 8064, 8, false);
+        one_case(&s, false, 1, 8192, 0, 1, false);
         one_case(&s, false, 1, 1, 1000000, 8, false);
         one_case(&s, false, 1, 4096, 61440, 1, false);
     }
