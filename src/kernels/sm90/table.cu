@@ -84,7 +84,8 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->main_proj = pick_main_proj;
     k->head = pick_head;
     k->experts = pick_experts;
-    k->seam = seam_sm90; /* seam, route and attention delegate by themselves, index_topk takes all */
+    k->seam =
+        seam_sm90; /* seam, route and attention delegate by themselves, index_topk takes all */
     k->route = route_sm90;
     k->index_topk = index_topk_sm90;
     k->attention = attention_sm90;
