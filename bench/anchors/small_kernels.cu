@@ -2,8 +2,9 @@
  * card's memory: two builds of them compared with each other, bits of a row alone and among others, times
  * in a graph.  Shapes are Flash's.
  *
- * The objects are those of src/kernels/{gpu/{seam,route,kv},sm90/{linear,project,experts,lists,route}}.cu
- * and, for the comparison, of an earlier commit, all of whose symbols got `_before` behind them
+ * The objects are those of
+ * src/kernels/{gpu/{seam,route,kv,inputs},sm90/{seam,linear,project,experts,lists,route}}.cu, of
+ * project_alone.cu and, for the comparison, of an earlier commit, all of whose symbols got `_before` behind them
  * (objcopy --redefine-syms); -DNO_BEFORE: without.
  *
  *     nvcc -std=c++17 -O3 -fmad=false -D_GNU_SOURCE -Isrc -Iinclude -cudart static \
@@ -20,9 +21,10 @@
 #include "kernels/gpu/gpu.h"
 
 #define ENTRIES(X)                                                                                 \
-    X(seam, seam_gpu, seam_gpu_before)                                                             \
-    X(route, route_sm90, route_gpu_before)                                                         \
+    X(seam, seam_sm90, seam_gpu_before)                                                            \
+    X(route, route_sm90, route_sm90_before)                                                        \
     X(kv_write, kv_write_gpu, kv_write_gpu_before)                                                 \
+    X(embed, embed_gpu, embed_gpu_before)                                                          \
     X(ring_store, ring_store_gpu, ring_store_gpu_before)                                           \
     X(attn_in, attn_in_sm90, attn_in_sm90_before)                                                  \
     X(q_path, q_path_sm90, q_path_sm90_before)                                                     \
@@ -39,6 +41,8 @@ extern "C" {
 #define BEFORE(now, before) before
 #endif
 ENTRIES(DECLARE)
+enum fst_status attn_in_alone(const struct attn_in_args *a, struct stream *s);
+enum fst_status q_path_alone(const struct q_path_args *a, struct stream *s);
 void base_assert_failed(const char *file, int line, const char *text)
 {
     fprintf(stderr, "%s:%d: %s\n", file, line, text);
@@ -68,7 +72,8 @@ ENTRIES(RUN)
     } while (0)
 
 enum {
-    N = 128, /* rows, at most */
+    N = 128,     /* rows, at most */
+    MANY = 8192, /* of entries with little data to a row */
     DIM = 4096,
     HEAD = 512,
     ROPE = 64,
@@ -174,7 +179,7 @@ struct out {
     const char *name;
     void *p;
     int64_t width; /* words of a row */
-    bool is_int;
+    bool is_int, in_place;
 };
 
 /* One entry with its buffers.  `run`: rows first .. first+n-1 of layer i; `reset`: inputs that a run
@@ -190,9 +195,10 @@ struct bench {
     double allowed;
 };
 
-static void add_out(struct bench *b, const char *name, void *p, int64_t width, bool is_int)
+static void add_out(struct bench *b, const char *name, void *p, int64_t width, bool is_int,
+                    bool in_place = false)
 {
-    b->out[b->n_out++] = {name, p, width, is_int};
+    b->out[b->n_out++] = {name, p, width, is_int, in_place};
 }
 static void no_reset(struct bench *b)
 {
@@ -228,25 +234,25 @@ static void seam_run(struct bench *b, int layer, int first, int n, struct stream
 static void seam_reset(struct bench *b)
 {
     (void)b;
-    restore(se.x, se.x0, (size_t)N * 4 * DIM * 4);
-    restore(se.mix, se.mix0, (size_t)N * KERN_MIX * 4);
+    restore(se.x, se.x0, (size_t)MANY * 4 * DIM * 4);
+    restore(se.mix, se.mix0, (size_t)MANY * KERN_MIX * 4);
 }
 static void seam_make(struct bench *b)
 {
-    se.x0 = grid((int64_t)N * 4 * DIM, 1);
-    se.x = grid((int64_t)N * 4 * DIM, 1);
-    se.mix0 = normal(N * KERN_MIX, 0.3f, 0.05f);
-    se.mix = normal(N * KERN_MIX, 0.3f, 0.05f);
-    se.y = normal((int64_t)N * DIM, 0, 1);
-    se.out = normal((int64_t)N * DIM, 0, 1);
+    se.x0 = grid((int64_t)MANY * 4 * DIM, 1);
+    se.x = grid((int64_t)MANY * 4 * DIM, 1);
+    se.mix0 = normal(MANY * KERN_MIX, 0.3f, 0.05f);
+    se.mix = normal(MANY * KERN_MIX, 0.3f, 0.05f);
+    se.y = normal((int64_t)MANY * DIM, 0, 1);
+    se.out = normal((int64_t)MANY * DIM, 0, 1);
     for (int i = 0; i < LAYERS; i++) {
         se.fn[i] = normal((int64_t)KERN_MIX * 4 * DIM, 0, 1.0f / 128);
         se.base[i] = normal(KERN_MIX, 0, 1);
         se.scale[i] = normal(4, 1, 0.2f);
         se.norm[i] = normal(DIM, 1, 0.2f);
     }
-    add_out(b, "x", se.x, 4 * DIM, false);
-    add_out(b, "mix", se.mix, KERN_MIX, false);
+    add_out(b, "x", se.x, 4 * DIM, false, true);
+    add_out(b, "mix", se.mix, KERN_MIX, false, true);
     add_out(b, "out", se.out, DIM, false);
 }
 
@@ -272,15 +278,39 @@ static void route_run(struct bench *b, int layer, int first, int n, struct strea
 }
 static void route_make(struct bench *b)
 {
-    ro.x = grid((int64_t)N * DIM, 1);
-    ro.expert = (int32_t *)bytes_of(N * K * 4);
-    ro.weight = normal(N * K, 0, 1);
+    ro.x = grid((int64_t)MANY * DIM, 1);
+    ro.expert = (int32_t *)bytes_of(MANY * K * 4);
+    ro.weight = normal(MANY * K, 0, 1);
     for (int i = 0; i < LAYERS; i++) {
         ro.gate[i] = mat_of(WEIGHT_BF16, EXPERTS, DIM, 1.0f / 32);
         ro.bias[i] = normal(EXPERTS, 0, 0.1f);
     }
     add_out(b, "expert", ro.expert, K, true);
     add_out(b, "weight", ro.weight, K, false);
+}
+
+/* embed */
+static struct {
+    float *x;
+    int32_t *id;
+    struct mat table;
+} em;
+static void embed_run(struct bench *b, int layer, int first, int n, struct stream *s, bool old)
+{
+    struct embed_args a = {em.x + (int64_t)first * 4 * DIM, &em.table, em.id + first, n, DIM};
+    (void)b;
+    (void)layer;
+    run_embed(&a, s, old);
+}
+static void embed_make(struct bench *b)
+{
+    int32_t id[MANY];
+    for (int i = 0; i < MANY; i++)
+        id[i] = (int)((int64_t)i * 7919 % 65536);
+    em.x = grid((int64_t)MANY * 4 * DIM, 1);
+    em.id = ints(id, MANY);
+    em.table = mat_of(WEIGHT_BF16, 65536, DIM, 1);
+    add_out(b, "x", em.x, 4 * DIM, false);
 }
 
 /* kv_write, ring_store: every row a slot of its own, at positions 8191, 8192, .. */
@@ -398,7 +428,7 @@ static void kv_make(struct bench *b)
         kv_layers(1);
     }
     if (b->run == kv_run)
-        add_out(b, "kv", kv.kv, HEAD, false);
+        add_out(b, "kv", kv.kv, HEAD, false, true);
 }
 
 /* attn_in and q_path of a layer of ratio 4 */
@@ -488,6 +518,72 @@ static void project_make(struct bench *b)
     add_out(b, "qi", pr.qi, HEADS * IDX, false);
 }
 
+/* What follows their products: norms, heads. */
+static struct {
+    float *qr, *kv, *iw, *q, *qi, *cs, *norm;
+    struct mat wq_a, wkv, weights_proj, wq_b, idx_wq_b;
+} al;
+static void norms_run(struct bench *b, int layer, int first, int n, struct stream *s, bool old)
+{
+    struct attn_in_args a = {};
+    (void)b;
+    (void)layer;
+    (void)old;
+    a.x = al.q; /* nobody reads it */
+    a.wq_a = &al.wq_a;
+    a.wkv = &al.wkv;
+    a.weights_proj = &al.weights_proj;
+    a.q_norm = a.kv_norm = al.norm;
+    a.qr = al.qr + (int64_t)first * RANK;
+    a.kv = al.kv + (int64_t)first * HEAD;
+    a.iw = al.iw + (int64_t)first * HEADS;
+    a.iw_scale = 1;
+    a.norm_eps = 1e-6f;
+    a.n_rows = n;
+    if (attn_in_alone(&a, s) != FST_OK)
+        exit(1);
+}
+static void heads_run(struct bench *b, int layer, int first, int n, struct stream *s, bool old)
+{
+    struct q_path_args a = {};
+    (void)b;
+    (void)layer;
+    (void)old;
+    a.qr = al.q; /* nobody reads it */
+    a.wq_b = &al.wq_b;
+    a.idx_wq_b = b->ratio == 4 ? &al.idx_wq_b : NULL;
+    a.cs = al.cs + (int64_t)first * ROPE;
+    a.q = al.q + (int64_t)first * HEADS * HEAD / 2;
+    a.qi = al.qi + (int64_t)first * HEADS * IDX;
+    a.n_rows = n;
+    a.n_heads = a.index_heads = HEADS;
+    a.head_dim = HEAD;
+    a.rope_dim = ROPE;
+    a.index_dim = IDX;
+    a.norm_eps = 1e-6f;
+    a.packed = true;
+    if (q_path_alone(&a, s) != FST_OK)
+        exit(1);
+}
+static void alone_make(struct bench *b)
+{
+    (void)b;
+    if (al.q)
+        return;
+    al.wq_a = {WEIGHT_FP8, RANK, DIM, NULL, NULL};
+    al.wkv = {WEIGHT_FP8, HEAD, DIM, NULL, NULL};
+    al.weights_proj = {WEIGHT_BF16, HEADS, DIM, NULL, NULL};
+    al.wq_b = {WEIGHT_FP8, HEADS * HEAD, RANK, NULL, NULL};
+    al.idx_wq_b = {WEIGHT_FP8, HEADS * IDX, RANK, NULL, NULL};
+    al.qr = grid((int64_t)MANY * RANK, 1);
+    al.kv = grid((int64_t)MANY * HEAD, 1);
+    al.iw = grid((int64_t)MANY * HEADS, 1);
+    al.qi = grid((int64_t)MANY * HEADS * IDX, 1);
+    al.cs = normal((int64_t)MANY * ROPE, 0, 0.7f);
+    al.norm = normal(RANK, 1, 0.2f);
+    al.q = (float *)filled((int64_t)MANY * HEADS * HEAD, 2, NORMAL_BF16, 0, 1, true);
+}
+
 /* experts */
 static struct {
     float *x, *weight, *y;
@@ -567,13 +663,13 @@ static double compare(const struct out *o, const void *now, const void *before, 
     return all > 0 ? d / all : d;
 }
 
-/* How many words of rows 0, 5, .. change when 1, 3 or 8 rows run instead of all. */
+/* How many words change when 1, 3, .. rows run instead of all. */
 static int64_t changes(struct bench *b, struct stream *s, void **whole)
 {
-    static const int sizes[] = {1, 3, 8, 33};
+    static const int sizes[] = {1, 3, 8, 33, 600};
     int64_t changed = 0;
     for (int size : sizes)
-        for (int first = 0; first + size <= b->max_rows; first += 29) {
+        for (int first = 0; first + size <= b->max_rows; first += FST_MAX(29, b->max_rows / 20)) {
             b->reset(b);
             b->run(b, 0, first, size, s, false);
             for (int i = 0; i < b->n_out; i++) {
@@ -594,14 +690,14 @@ static void check(struct bench *b, struct stream *s)
     for (int old = 1; old >= 0; old--) {
         b->reset(b);
         for (int i = 0; i < b->n_out; i++)
-            if (b->out[i].p != se.x && b->out[i].p != se.mix && b->out[i].p != kv.kv)
+            if (!b->out[i].in_place)
                 CHECK(cudaMemset(b->out[i].p, 0x7e, (size_t)b->max_rows * b->out[i].width * 4));
         b->run(b, 0, 0, b->max_rows, s, old);
         for (int i = 0; i < b->n_out; i++)
             (old ? before : now)[i] =
                 host_copy(b->out[i].p, (size_t)b->max_rows * b->out[i].width * 4);
     }
-    printf("%-12s", b->name);
+    printf("%-15s", b->name);
     bool good = true;
     for (int i = 0; i < b->n_out; i++) {
         double e = compare(&b->out[i], now[i], before[i], b->max_rows * b->out[i].width);
@@ -657,12 +753,13 @@ static float time_layers(struct bench *b, int n, struct stream *s, bool old, boo
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     cudaEvent_t from, to;
+    int layers = n > N ? 4 : LAYERS, reps = n > N ? 12 : REPS;
     float us[REPS];
     if (b)
         b->reset(b);
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < LAYERS; i++) {
+    for (int i = 0; i < layers; i++) {
         struct push_job j = {pushed + (size_t)i * PUSH, sink};
         if (push)
             gpu_launch_early(push_kernel, PUSH / 16384, 256, 0, s, j);
@@ -673,7 +770,7 @@ static float time_layers(struct bench *b, int n, struct stream *s, bool old, boo
     CHECK(cudaGraphInstantiate(&exec, graph, 0));
     CHECK(cudaEventCreate(&from));
     CHECK(cudaEventCreate(&to));
-    for (int i = 0; i < REPS + 5; i++) {
+    for (int i = 0; i < reps + 5; i++) {
         float ms;
         CHECK(cudaEventRecord(from, queue));
         CHECK(cudaGraphLaunch(exec, queue));
@@ -681,25 +778,26 @@ static float time_layers(struct bench *b, int n, struct stream *s, bool old, boo
         CHECK(cudaEventSynchronize(to));
         CHECK(cudaEventElapsedTime(&ms, from, to));
         if (i >= 5)
-            us[i - 5] = ms * 1000 / LAYERS;
+            us[i - 5] = ms * 1000 / (float)layers;
     }
-    qsort(us, REPS, sizeof *us, by_value);
+    qsort(us, (size_t)reps, sizeof *us, by_value);
     CHECK(cudaGraphExecDestroy(exec));
     CHECK(cudaGraphDestroy(graph));
-    return us[REPS / 2];
+    return us[reps / 2];
 }
 
 static void times(struct bench *b, struct stream *s)
 {
-    static const int rows[] = {1, 8, 32, 128};
+    static const int rows[] = {1, 6, 16, 32, 128, 512, 1024, 2048, 8192};
     for (int n : rows) {
         if (n > b->max_rows)
             break;
-        float base = time_layers(NULL, 0, s, false, true), us[2][2];
+        bool step = n <= N;
+        float base = step ? time_layers(NULL, 0, s, false, true) : 0, us[2][2] = {};
         for (int old = 0; old < 2; old++)
-            for (int push = 0; push < 2; push++)
+            for (int push = 0; push < (step ? 2 : 1); push++)
                 us[old][push] = time_layers(b, n, s, old, push) - (push ? base : 0);
-        printf("%-12s %4d rows   chain %7.2f -> %7.2f us   in step %7.2f -> %7.2f us\n", b->name, n,
+        printf("%-15s %4d rows   chain %7.2f -> %7.2f us   in step %7.2f -> %7.2f us\n", b->name, n,
                (double)us[1][0], (double)us[0][0], (double)us[1][1], (double)us[0][1]);
         fflush(stdout);
     }
@@ -714,8 +812,12 @@ int main(int argc, char **argv)
         struct bench b;
         void (*make)(struct bench *b);
     } all[] = {
-        {{"seam", LAYERS, seam_run, seam_reset, {}, 0, 0, N, 1e-5}, seam_make},
-        {{"route", LAYERS, route_run, no_reset, {}, 0, 0, N, 2e-3}, route_make},
+        {{"seam", LAYERS, seam_run, seam_reset, {}, 0, 0, MANY, 1e-5}, seam_make},
+        {{"route", LAYERS, route_run, no_reset, {}, 0, 0, MANY, 2e-3}, route_make},
+        {{"embed", 1, embed_run, no_reset, {}, 0, 0, MANY, 0}, embed_make},
+        {{"norms", 1, norms_run, no_reset, {}, 0, 0, MANY, 0}, alone_make},
+        {{"heads", 1, heads_run, no_reset, {}, 0, 0, MANY, 0}, alone_make},
+        {{"heads and index", 1, heads_run, no_reset, {}, 0, 4, MANY, 0}, alone_make},
         {{"kv_write 4", LAYERS, kv_run, kv_reset, {}, 0, 4, N, 1e-5}, kv_make},
         {{"kv_write 128", LAYERS, kv_run, kv_reset, {}, 0, 128, N, 1e-5}, kv_make},
         {{"ring_store", LAYERS, ring_run, no_reset, {}, 0, 4, N, 1e-5}, kv_make},

@@ -611,6 +611,10 @@ static void shape(struct ck *c, const struct ck_shape *m, int n, int n_ref)
 static const struct ck_shape narrow = {"narrow", 128, 2, 64, 16, 128, 64, 2,  128,
                                        5,        2,   4, 32, 4,  70,  2,  16, 8};
 
+/* Wide enough for every way in which Hopper's kernels divide K and rows. */
+static const struct ck_shape many = {"many", 4096, 8,  512, 64, 1024, 512, 2,   2048,
+                                     8,      3,    16, 128, 32, 512,  2,   256, 128};
+
 /* The narrowest gates that Hopper's kernels take, and rows enough for all of them. */
 static void gates(struct ck *c)
 {
@@ -651,6 +655,8 @@ void check_project(struct ck *c)
     if (c->emulated)
         return;
     shape(c, &ck_flash, 3, 1);
+    if (c->device)
+        shape(c, &many, c->is_long ? 4200 : 1100, 2);
     if (c->is_long) {
         shape(c, &ck_kindling, 8192, 4);
         shape(c, &ck_pro, 2, 1);
