@@ -163,7 +163,7 @@ static inline void gpu_launch_how(void (*kernel)(A), int64_t grid, int threads, 
         return;
     FST_ASSERT(grid <= INT32_MAX);
 #if defined(__CUDACC__)
-    cudaLaunchAttribute how[3] = {};
+    cudaLaunchAttribute how[2] = {};
     cudaLaunchConfig_t c = {};
     gpu_allow_shared((const void *)kernel, shared);
     c.gridDim = dim3((unsigned)grid);
@@ -178,9 +178,6 @@ static inline void gpu_launch_how(void (*kernel)(A), int64_t grid, int threads, 
     if (early && s->early) {
         how[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         how[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-        /* the same split everywhere: a processor changes it only when it has nothing else to do */
-        how[c.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-        how[c.numAttrs++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     }
     (void)cudaLaunchKernelEx(&c, kernel, a);
 #elif defined(__HIPCC__)
