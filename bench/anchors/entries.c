@@ -2,12 +2,12 @@
  *
  *     cc -O2 -D_GNU_SOURCE -I../../src -I../../include entries.c -o entries -rdynamic -Wl,--start-group \
  *         ../../build/libfst_kernels.a ../../build/libfst_device.a ../../build/libfst_base.a -Wl,--end-group \
- *         -lm -lpthread -ldl && FIRESTEEL_MODULES=../../build ./entries [MOST_ROWS] [NAMES]
+ *         -lm -lpthread -ldl && FIRESTEEL_MODULES=../../build ./entries [MOST_ROWS] [NAMES] [ROWS]
  *
  * Each entry is launched on the distinct weights of eight layers, recorded as one graph through the
  * driver, and played 20 times, five times over; the best is printed: microseconds of one launch of the
  * entry, weight bytes over time, and their share of 4.60 TB/s.  Rows route independently.  NAMES picks by
- * the first letter: i (attn_in), q (q_path), o (attn_out), e (experts), h (head). */
+ * the first letter: i (attn_in), q (q_path), o (attn_out), e (experts), h (head); ROWS: that number alone. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -318,6 +318,7 @@ int main(int argc, char **argv)
     static const int rows[] = {1, 6, 8, 16, 32, 128, 1024, 8192};
     int most = argc > 1 ? (int)strtol(argv[1], NULL, 10) : HEAD_ROWS;
     const char *names = argc > 2 ? argv[2] : "iqoeh";
+    int only = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 0;
     if (device_open(&dev, "cuda") < 0 ||
         kernels_of_device(&kernels, dev, getenv("FIRESTEEL_KERNELS"), PRECISION_NATIVE) < 0)
         stop("card");
@@ -334,7 +335,7 @@ int main(int argc, char **argv)
     for (size_t e = 0; e < FST_COUNT(entries); e++)
         for (size_t r = 0; r < FST_COUNT(rows) && strchr(names, entries[e].key); r++) {
             int n = rows[r];
-            if (n > most || (entries[e].key == 'h' && n > HEAD_ROWS))
+            if (n > most || (only && n != only) || (entries[e].key == 'h' && n > HEAD_ROWS))
                 continue;
             double mb = entries[e].key == 'e' ? distinct(expert, n) * 13.37 + 25.2 : entries[e].mb;
             double us = time_graph(entries[e].key, n);
