@@ -346,104 +346,65 @@ template <int F> GPU_FN uint32_t tile_inputs(const struct tile_ring &r, int line
            (uint32_t)(TILE_ROWS * tile_form<F>::line + line * n * STREAM_LINE);
 }
 
-/* Half `h` of d, scaled, to that half of acc.  x: scales of the half's input rows, the weights' in them
- * unless there are two. */
-template <int F, int N, bool TWO>
-GPU_FN void tile_promote(float (&acc)[N / 2], int h, float (&d)[N / 4], const float (&x)[N / 8],
-                         float f, float f_up)
-{
-    wgmma_hold(d);
-#pragma unroll
-    for (int i = 0; i < N / 4; i++) {
-        float scale = F == FORM_FP8 ? x[i / 4 * 2 + i % 2] : f;
-        if (TWO)
-            scale *= i & 2 ? f_up : f;
-        acc[h * N / 4 + i] = fmaf(d[i], scale, acc[h * N / 4 + i]);
-    }
-}
-
-/* Scales of half `h` of the input rows in a slot. */
-template <int N, bool TWO>
-GPU_FN void tile_scales_of(float (&x)[N / 8], const struct tile_ring &r, int h, float f)
-{
-    const uint8_t *xs = ring_scales(r) + 8 * (group_thread() % 4) + 2 * h * N;
-#pragma unroll
-    for (int c = 0; c < N / 16; c++) {
-        float2 v = *(const float2 *)(const void *)(xs + 32 * c);
-        x[2 * c] = TWO ? v.x : v.x * f;
-        x[2 * c + 1] = TWO ? v.y : v.y * f;
-    }
-}
-
-/* acc += the products of the next `stages` stages, with n input rows in the slots, in BF16. */
-template <int N>
-GPU_FN void tile_sum_bf16(float (&acc)[N / 2], struct tile_ring &r, int stages, int n)
-{
-    uint32_t a[4][4];
-    for (int left = stages; left > 0; left--) {
-        ring_wait(r);
-        plain_steps(a, tile_weights<FORM_BF16>(r));
-        wgmma_begin();
-        multiply<false, N>(acc, a, tile_inputs<FORM_BF16>(r, 0, n), true);
-        wgmma_end();
-        wgmma_wait<0>();
-        wgmma_hold(acc);
-        ring_release(r);
-    }
-}
-
-/* The same of FP8 weights; s: their scales, one a stage, and up: those of the other half of the weight rows, with
- * TWO.  Input rows go as two halves: one's sums are scaled and added while the other's products, or the
- * next stage's, are under way.  All at once, a stage of 128 input rows took 1,475 clocks, of which its
- * products need 512. */
+/* acc += the products of the next `stages` stages, with n input rows in the slots; s: scales of FP8
+ * weights, one a stage, and up: those of the other half of the rows, with TWO.  No FP4. */
 template <int F, int N, bool TWO>
 GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const uint8_t *s,
                      const uint8_t *up, int n)
 {
-    constexpr bool fp8 = F == FORM_FP8;
-    constexpr int H = N / 2, high = H * STREAM_LINE; /* bytes of the inputs of a half */
-    float d[2][H / 2], x[2][H / 4] = {}, f = 0, f_up = 0;
-    uint32_t a[4][4], b[4][4], code = __ldg(s++), code_up = 0;
+    float d[N / 2], x[N / 4];
+    uint32_t a[4][4], b[4][4], code = 0, code_up = 0;
+    if (F != FORM_BF16)
+        code = __ldg(s++);
     if (TWO)
         code_up = __ldg(up++);
-    for (int i = 0; i < stages; i++) {
+    for (int left = stages; left > 0; left--) {
+        float f = gpu_e8m0(code), f_up = TWO ? gpu_e8m0(code_up) : f;
+        if (F != FORM_BF16 && left > 1)
+            code = __ldg(s++);
+        if (TWO && left > 1)
+            code_up = __ldg(up++);
         ring_wait(r);
-        uint32_t in0 = tile_inputs<F>(r, 0, n), in1 = fp8 ? 0 : tile_inputs<F>(r, 1, n);
         if (F == FORM_WIDE)
             wide_steps(a, tile_weights<F>(r), 0);
         else
             plain_steps(a, tile_weights<F>(r));
         wgmma_begin();
-        multiply<fp8, H>(d[0], a, in0, false);
+        if (F == FORM_BF16)
+            multiply<false, N>(acc, a, tile_inputs<F>(r, 0, n), true);
+        else
+            multiply<F == FORM_FP8, N>(d, a, tile_inputs<F>(r, 0, n), false);
         if (F == FORM_WIDE) {
             wide_steps(b, tile_weights<F>(r), 1);
             wgmma_begin();
-            multiply<false, H>(d[0], b, in1, true);
+            multiply<false, N>(d, b, tile_inputs<F>(r, 1, n), true);
         }
         wgmma_end();
-        if (i)
-            tile_promote<F, N, TWO>(acc, 1, d[1], x[1], f, f_up);
-        f = gpu_e8m0(code);
-        f_up = TWO ? gpu_e8m0(code_up) : f;
-        if (i + 1 < stages) {
-            code = __ldg(s++);
-            code_up = TWO ? __ldg(up++) : 0;
+        if (F == FORM_FP8) {
+            const uint8_t *xs = ring_scales(r) + 8 * (group_thread() % 4);
+#pragma unroll
+            for (int c = 0; c < N / 8; c++) {
+                float2 v = *(const float2 *)(const void *)(xs + 32 * c);
+                x[2 * c] = TWO ? v.x : v.x * f;
+                x[2 * c + 1] = TWO ? v.y : v.y * f;
+            }
         }
-        wgmma_begin();
-        multiply<fp8, H>(d[1], a, in0 + high, false);
-        if (F == FORM_WIDE)
-            multiply<false, H>(d[1], b, in1 + high, true);
-        wgmma_end();
-        if (fp8) {
-            tile_scales_of<N, TWO>(x[0], r, 0, f);
-            tile_scales_of<N, TWO>(x[1], r, 1, f);
-        }
-        wgmma_wait<1>();
-        tile_promote<F, N, TWO>(acc, 0, d[0], x[0], f, f_up);
         wgmma_wait<0>();
+        if (F == FORM_BF16) {
+            wgmma_hold(acc);
+            ring_release(r);
+            continue;
+        }
+        wgmma_hold(d);
         ring_release(r);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            float scale = F == FORM_FP8 ? x[i / 4 * 2 + i % 2] : f;
+            if (TWO)
+                scale *= i & 2 ? f_up : f;
+            acc[i] = fmaf(d[i], scale, acc[i]);
+        }
     }
-    tile_promote<F, N, TWO>(acc, 1, d[1], x[1], f, f_up);
 }
 
 /* Addresses from this offset on are worked out here, not kept in registers from before a loop. */
@@ -552,68 +513,29 @@ GPU_FN void tile_sums(float (&acc)[N / 2], struct tile_ring &r, int slices, int 
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
             acc[i] = 0;
-        if (F == FORM_BF16)
-            tile_sum_bf16<N>(acc, r, stages, n);
-        else
-            tile_sum<F == FORM_BF16 ? FORM_FP8 : F, N, TWO>(acc, r, stages, s + k * stages,
-                                                            up + (TWO ? k * stages : 0), n);
+        tile_sum<F, N, TWO>(acc, r, stages, s + (F == FORM_BF16 ? 0 : k * stages),
+                            up + (TWO ? k * stages : 0), n);
         tile_join<N>(acc, r, k, slices, out);
     }
 }
 
 /* ---------------------------------------------------------------- sums of FP4 */
 
-/* What the next step of a sum reads of a slot. */
-struct fp4_slot {
-    const uint8_t *words, *xs; /* this thread's weights; the inputs' scales */
-    uint64_t x;                /* for wgmma_rows */
-    uint32_t scale[2];         /* of the stage's four steps, of both weight rows */
-};
-GPU_FN struct fp4_slot fp4_slot_of(const struct tile_ring &r, int n)
-{
-    struct fp4_slot s;
-    const uint8_t *ws = ring_scales(r) + 4 * (group_of() * STREAM_ROWS + weight_row());
-    s.words = tile_weights<FORM_FP4>(r) + 4 * (group_thread() % 4);
-    s.xs = ring_scales(r) + tile_form<FORM_FP4>::own + 8 * (group_thread() % 4);
-    s.x = wgmma_rows(tile_inputs<FORM_FP4>(r, 0, n));
-    s.scale[0] = *(const uint32_t *)(const void *)ws;
-    s.scale[1] = *(const uint32_t *)(const void *)(ws + 32);
-    return s;
-}
-
-/* Weights of step j. */
-GPU_FN void fp4_weights(uint32_t (&a)[4], const struct fp4_slot &s, int j)
-{
-    const uint8_t *w = s.words + tile_piece<FORM_FP4>(weight_row(), j);
-    fp4_to_fp8(&a[0], &a[2], *(const uint32_t *)(const void *)w);
-    fp4_to_fp8(&a[1], &a[3], *(const uint32_t *)(const void *)(w + 8 * 64));
-}
-GPU_FN float fp4_factor(uint32_t scales, int j)
-{
-    return gpu_float((scales >> (8 * j) & 255) << 23);
-}
-
-/* Products of W input rows from row O on: under way. */
-template <int W, int O> GPU_FN void fp4_start(float (&d)[W / 2], const uint32_t (&a)[4], uint64_t x)
-{
-    wgmma_begin();
-    wgmma<W>::fp8(d, a, x + (O * STREAM_LINE >> 4), 0);
-    wgmma_end();
-}
-/* acc of those rows = fmaf(d, the weight rows' scales, acc). */
-template <int W, int O, int H>
-GPU_FN void fp4_step(float (&acc)[H], float (&d)[W / 2], float f0, float f1)
+/* Half `h` of acc = fmaf(d, the weight rows' scales, that half). */
+template <int H> GPU_FN void fp4_step(float (&acc)[H], int h, float (&d)[H / 2], float f0, float f1)
 {
     wgmma_hold(d);
 #pragma unroll
-    for (int i = 0; i < W / 2; i++)
-        acc[O / 2 + i] = fmaf(d[i], i & 2 ? f1 : f0, acc[O / 2 + i]);
+    for (int i = 0; i < H / 2; i++)
+        acc[h * H / 2 + i] = fmaf(d[i], i & 2 ? f1 : f0, acc[h * H / 2 + i]);
 }
-/* acc of those rows times a factor of each and `more`. */
-template <int W, int O, int H> GPU_FN void fp4_scale(float (&acc)[H], const uint8_t *xs, float more)
+
+/* acc times a factor of each input row and `more`. */
+template <int H> GPU_FN void fp4_scale(float (&acc)[H], const uint8_t *xs, float more)
 {
+    xs += 8 * (group_thread() % 4);
 #pragma unroll
-    for (int c = O / 8; c < (O + W) / 8; c++) {
+    for (int c = 0; c < H / 4; c++) {
         float2 x = *(const float2 *)(const void *)(xs + 32 * c);
         acc[4 * c] *= x.x * more;
         acc[4 * c + 1] *= x.y * more;
@@ -622,64 +544,55 @@ template <int W, int O, int H> GPU_FN void fp4_scale(float (&acc)[H], const uint
     }
 }
 
-/* Quarter of the input rows: its sums of step j are taken, and the next step's products start. */
-template <int W, int O, int H>
-GPU_FN void fp4_quarter(float (&acc)[H], float (&d)[W / 2], const struct fp4_slot &now, int j,
-                        bool begins, const uint32_t (&a)[4], uint64_t x)
-{
-    wgmma_wait<3>();
-    if (begins)
-        fp4_scale<W, O>(acc, now.xs, 1);
-    fp4_step<W, O>(acc, d, fp4_factor(now.scale[0], j), fp4_factor(now.scale[1], j));
-    fp4_start<W, O>(d, a, x);
-}
-/* The last step's: nothing starts. */
-template <int LEFT, int W, int O, int H>
-GPU_FN void fp4_last(float (&acc)[H], float (&d)[W / 2], const struct fp4_slot &now)
-{
-    wgmma_wait<LEFT>();
-    fp4_step<W, O>(acc, d, fp4_factor(now.scale[0], 3), fp4_factor(now.scale[1], 3));
-}
-
-/* A sum or segment of `blocks` stages, of 2*H input rows (n of them in the slots) as four quarters: a step's
- * products of one have the time in which the other three's sums are taken.  As two halves a step took
- * 560 clocks, most of them a wait for products.  (Products under way from stage to stage the compiler does
- * not follow: it puts all of them one after the other then.) */
+/* A sum or segment of `blocks` stages, of 2*H input rows (n of them in the slots) as two halves: while one's
+ * sums take a step's products, the other's products are under way.  Adding up each step's products by
+ * itself is what bounds it: 256 of the 430 instructions of a stage. */
 template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int blocks, int n)
 {
-    constexpr int W = (H / 2 + 7) / 8 * 8, V = H - W; /* widths: W, V, W, V */
-    float d0[W / 2], d1[V / 2], d2[W / 2], d3[V / 2];
-    uint32_t a[2][4];
+    float d[2][H / 2], f[2][4];
+    uint32_t a[4][4];
+    int row = weight_row();
 #pragma unroll
     for (int i = 0; i < H; i++)
         acc[i] = 0;
     for (int b = 0; b < blocks; b++) {
         ring_wait(r);
-        struct fp4_slot now = fp4_slot_of(r, n);
-        fp4_weights(a[0], now, 0);
-        fp4_start<W, 0>(d0, a[0], now.x);
-        fp4_start<V, W>(d1, a[0], now.x);
-        fp4_start<W, H>(d2, a[0], now.x);
-        fp4_start<V, H + W>(d3, a[0], now.x);
+        const uint8_t *words = tile_weights<FORM_FP4>(r) + 4 * (group_thread() % 4);
+        const uint8_t *xs = ring_scales(r) + tile_form<FORM_FP4>::own;
+        const uint8_t *ws = ring_scales(r) + 4 * (group_of() * STREAM_ROWS + row);
+        uint64_t x = wgmma_rows(tile_inputs<FORM_FP4>(r, 0, n));
+        uint64_t x_high = x + (H * STREAM_LINE >> 4);
+        uint32_t scale[2] = {*(const uint32_t *)(const void *)ws,
+                             *(const uint32_t *)(const void *)(ws + 32)};
 #pragma unroll
-        for (int j = 0; j < 3; j++) {
-            bool begins = j == 0 && b > 0;
-            uint64_t x = now.x + 2 * (j + 1);
-            fp4_weights(a[(j + 1) & 1], now, j + 1);
-            fp4_quarter<W, 0>(acc, d0, now, j, begins, a[(j + 1) & 1], x);
-            fp4_quarter<V, W>(acc, d1, now, j, begins, a[(j + 1) & 1], x);
-            fp4_quarter<W, H>(acc, d2, now, j, begins, a[(j + 1) & 1], x);
-            fp4_quarter<V, H + W>(acc, d3, now, j, begins, a[(j + 1) & 1], x);
+        for (int j = 0; j < 4; j++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                fp4_to_fp8(&a[j][half], &a[j][2 + half],
+                           *(const uint32_t *)(const void *)(words + tile_piece<FORM_FP4>(row, j) +
+                                                             half * 8 * 64));
+            wgmma_begin();
+            wgmma<H>::fp8(d[0], a[j], x + 2 * j, 0);
+            wgmma_end();
+            if (j == 0) {
+                scales_of(f[0], scale[0]);
+                scales_of(f[1], scale[1]);
+            }
+            if (j) {
+                wgmma_wait<1>();
+                fp4_step<H>(acc, 1, d[1], f[0][j - 1], f[1][j - 1]);
+            } else if (b)
+                fp4_scale<H>(acc, xs, 1);
+            wgmma_begin();
+            wgmma<H>::fp8(d[1], a[j], x_high + 2 * j, 0);
+            wgmma_end();
+            wgmma_wait<1>();
+            fp4_step<H>(acc, 0, d[0], f[0][j], f[1][j]);
         }
-        fp4_last<3, W, 0>(acc, d0, now);
-        fp4_last<2, V, W>(acc, d1, now);
-        fp4_last<1, W, H>(acc, d2, now);
-        fp4_last<0, V, H + W>(acc, d3, now);
-        if (b + 1 == blocks) {
-            const uint8_t *xs = now.xs + 4 * n;
-            fp4_scale<H, 0>(acc, xs, FP4_GAIN);
-            fp4_scale<H, H>(acc, xs, FP4_GAIN);
-        }
+        wgmma_wait<0>();
+        fp4_step<H>(acc, 1, d[1], f[0][3], f[1][3]);
+        if (b + 1 == blocks)
+            fp4_scale<H>(acc, xs + 4 * n, FP4_GAIN);
         ring_release(r);
     }
 }
