@@ -134,7 +134,7 @@ GPU_FN void feed_routed(const struct expert_job &j, const struct visit_tile &v, 
     t.step = DOWN ? 16 : 8;
     t.x = codes + (int64_t)v.place * k;
     t.xs = operand_scales(codes, j.places, k) + 2 * (int64_t)v.place * (k / LIN_BLOCK);
-    t.n = (v.n + 7) / 8 * 8;
+    t.rows = t.n = (v.n + 7) / 8 * 8;
     t.stages = k / LIN_BLOCK;
     feed_all<FORM_FP4>(t, r, false);
 }
@@ -265,7 +265,7 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
             t.x = (const uint8_t *)j.in.grid + (int64_t)rows.first * k;
             t.xs = operand_scales((const uint8_t *)j.in.grid, operand_rows(j.n_rows), k) +
                    rows.first * (int64_t)(k / LIN_BLOCK);
-            t.n = rows.n8;
+            t.rows = t.n = rows.n8;
             t.stages = k / LIN_BLOCK;
             feed_all<FORM_FP8>(t, r, u == cluster);
         }

@@ -16,8 +16,8 @@ enum {
 struct tile_batch {
     struct lin_batch b; /* job[].blocks: of clusters */
     struct tile_space space;
-    int cluster, split, share,
-        units; /* blocks of a cluster, that divide K at most, that share inputs */
+    int cluster, split, share; /* blocks of a cluster, that divide K at most, that share inputs */
+    int parts, units;          /* of a tile of rows: blocks that divide it */
 };
 
 /* Blocks that divide job j's slices. */
@@ -37,8 +37,18 @@ GPU_BOTH int group_parts(const struct lin_job &j, int cluster, int split)
 struct tile_part {
     int job, o, outs, rank, blocks; /* rank: among the blocks that divide K */
     int first, n_slices, values;    /* values of K in a slice */
-    struct row_tile rows;
+    struct row_tile rows;           /* the block's, of `tile` */
+    struct row_tile tile;
 };
+
+/* Part i of `parts` (1 or 2) of a tile of rows. */
+GPU_FN struct row_tile part_of_rows(const struct row_tile &t, int i, int parts)
+{
+    int half = (t.n8 / 2 + 7) / 8 * 8;
+    if (parts == 1)
+        return t;
+    return i ? row_tile{t.first + half, t.n - half, t.n8 - half} : row_tile{t.first, half, half};
+}
 
 GPU_FN struct tile_part part_of(const struct tile_batch &t, int unit, int rank)
 {
@@ -47,11 +57,13 @@ GPU_FN struct tile_part part_of(const struct tile_batch &t, int unit, int rank)
     while (unit >= t.b.job[p.job].blocks)
         unit -= t.b.job[p.job++].blocks;
     const struct lin_job &j = t.b.job[p.job];
-    int tiles = row_tiles(j.n_rows), n = slices(j), parts = group_parts(j, t.cluster, t.split);
+    int tiles = row_tiles(j.n_rows) * t.parts, n = slices(j);
+    int parts = group_parts(j, t.cluster, t.split);
     int wide = parts * (j.w.n_out / j.group), band = wide * ROWS_AT_ONCE; /* units */
     int row = unit / band * ROWS_AT_ONCE, side = min(ROWS_AT_ONCE, tiles - row);
     unit %= band;
-    p.rows = row_tile_of(j.n_rows, row + unit % side);
+    p.tile = row_tile_of(j.n_rows, (row + unit % side) / t.parts);
+    p.rows = part_of_rows(p.tile, (row + unit % side) % t.parts, t.parts);
     unit /= side;
     p.blocks = blocks_of_tile(j, t.split);
     p.rank = rank / t.share % p.blocks;
@@ -85,10 +97,12 @@ GPU_FN void feed_part(const struct lin_job &j, const struct tile_part &p, struct
     t.stages = p.n_slices * p.values / values;
     int64_t at = p.o / j.group * (int64_t)k + from; /* value of an input row */
     const uint8_t *x = (const uint8_t *)j.x;
-    t.x = x + p.rows.first * ((int64_t)j.ldx * in) + at * in * t.n;
+    int r0 = p.rows.first - p.tile.first;
+    t.rows = p.tile.n8;
+    t.x = x + p.tile.first * ((int64_t)j.ldx * in) + at * in * t.rows + r0 * STREAM_LINE;
     if (F == FORM_FP8)
         t.xs = operand_scales(x, operand_rows(j.n_rows), j.ldx) +
-               p.rows.first * (int64_t)(j.ldx / LIN_BLOCK) + at / LIN_BLOCK * t.n;
+               p.tile.first * (int64_t)(j.ldx / LIN_BLOCK) + at / LIN_BLOCK * t.rows + r0;
     feed_all<F>(t, r, first);
 }
 
@@ -157,27 +171,48 @@ template <int N> GPU_FN void share_sums(float *sums, const float (&acc)[N / 2])
         sums[sum_row(i) * SHARE_PITCH + sum_out(i)] = acc[i];
 }
 
-/* The sums of the blocks that divide K, as a tree; each block takes its share of the values. */
-GPU_FN void join_sums(const struct lin_job &j, const struct tile_part &p, const float *sums,
-                      int rank, int share)
+/* Four neighbouring outputs. */
+GPU_FN void store_four(const struct lin_job &j, const struct tile_part &p, int row, int o, float4 v)
 {
-    int block0 = rank - p.rank * share;
-    for (int i = p.rank * TILE_WORKERS + (int)threadIdx.x; i < p.rows.n * (TILE_ROWS / 4);
-         i += p.blocks * TILE_WORKERS) {
-        int row = i / (TILE_ROWS / 4), o = i % (TILE_ROWS / 4) * 4;
-        uint32_t at = shared_at(sums + row * SHARE_PITCH + o);
-        float4 v[4];
+    float *y = j.y + (p.rows.first + row) * j.ldy + p.o + o;
+    bool round = j.flags & LIN_ROUND;
+    const float f[4] = {v.x, v.y, v.z, v.w};
+    if (!(j.flags & LIN_PACK) && o + 4 <= p.outs && ((uintptr_t)y & 15) == 0) {
+        *(float4 *)(void *)y =
+            round ? make_float4(gpu_bf16(v.x), gpu_bf16(v.y), gpu_bf16(v.z), gpu_bf16(v.w)) : v;
+        return;
+    }
 #pragma unroll
-        for (int b = 0; b < 4; b++)
-            v[b] = b < p.blocks ? cluster_load4(at, block0 + b * share) : make_float4(0, 0, 0, 0);
-        if (o >= p.outs)
-            continue;
-        const float *f[4] = {&v[0].x, &v[1].x, &v[2].x, &v[3].x};
+    for (int k = 0; k < 4; k++)
+        if (o + k < p.outs)
+            lin_store(j, p.rows.first + row, p.o + o + k, f[k]);
+}
+
+/* The sums of the two blocks that divide K; each takes half of the values, the other one's of several places
+ * on their way together. */
+GPU_FN void join_sums(const struct lin_job &j, const struct tile_part &p, const float *sums,
+                      int rank)
+{
+    enum { AT_ONCE = 4, STEP = 2 * TILE_WORKERS };
+    int block0 = rank - p.rank, all = p.rows.n * (TILE_ROWS / 4);
+    for (int i0 = p.rank * TILE_WORKERS + (int)threadIdx.x; i0 < all; i0 += AT_ONCE * STEP) {
+        float4 v[AT_ONCE][2];
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (o + k < p.outs)
-                lin_store(j, p.rows.first + row, p.o + o + k,
-                          (f[0][k] + f[1][k]) + (f[2][k] + f[3][k]));
+        for (int i = 0; i < AT_ONCE; i++) {
+            int at = min(i0 + i * STEP, all - 1);
+            const float *mine =
+                sums + at / (TILE_ROWS / 4) * SHARE_PITCH + at % (TILE_ROWS / 4) * 4;
+            v[i][0] = cluster_load4(shared_at(mine), block0);
+            v[i][1] = cluster_load4(shared_at(mine), block0 + 1);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int at = i0 + i * STEP;
+            float4 a = v[i][0], b = v[i][1];
+            if (at < all)
+                store_four(j, p, at / (TILE_ROWS / 4), at % (TILE_ROWS / 4) * 4,
+                           make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
+        }
     }
 }
 
@@ -218,7 +253,7 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
                 share_sums<N>(sums, acc);
             cluster_sync();
             if (p.blocks > 1)
-                join_sums(j, p, sums, rank, t.share);
+                join_sums(j, p, sums, rank);
         }
     }
     cluster_sync(); /* nobody leaves while others read its sums or send it inputs */
@@ -256,28 +291,38 @@ static void sort_jobs(struct lin_batch *b, int split)
         }
 }
 
-template <int N> static void launch(struct stream *s, const struct lin_batch *b)
+/* Blocks of the batch when so many divide K. */
+static int64_t blocks_of(const struct lin_batch *b, int split)
 {
-    struct tile_batch t = {*b, {}, 2, 1, 2, 0};
-    int64_t slot = 0, blocks = 0;
-    int levels = 0;
+    int64_t blocks = 0;
     for (int i = 0; i < b->n; i++)
-        blocks += tiles_of(&b->job[i]);
-    while (blocks < CARD && t.split < 4) {
-        t.split *= 2;
-        blocks = 0;
-        for (int i = 0; i < b->n; i++)
-            blocks += tiles_of(&b->job[i]) * blocks_of_tile(b->job[i], t.split);
-    }
-    t.share = t.split < 4 ? 2 : 1; /* clusters of eight would have to wait for eight free places */
+        blocks += tiles_of(&b->job[i]) * blocks_of_tile(b->job[i], split);
+    return blocks;
+}
+
+/* Rows of the widest tile. */
+static int tile_width(const struct lin_batch *b)
+{
+    int rows = 0;
+    for (int i = 0; i < b->n; i++)
+        rows = FST_MAX(rows, row_tile_rows(b->job[i].n_rows));
+    return rows;
+}
+
+template <int N>
+static void launch(struct stream *s, const struct lin_batch *b, int split, int parts)
+{
+    struct tile_batch t = {*b, {}, 2, split, split == 1 ? 2 : 1, parts, 0};
+    int64_t slot = 0;
+    int levels = 0;
     t.cluster = t.split * t.share;
     sort_jobs(&t.b, t.split);
     for (int i = 0; i < b->n; i++) {
         struct lin_job *j = &t.b.job[i];
         FST_ASSERT(!(j->flags & LIN_PACK) || slices(*j) == 1); /* sums wait where the output goes */
         int here = blocks_of_tile(*j, t.split), local = slices(*j) / here;
-        j->blocks =
-            group_parts(*j, t.cluster, t.split) * (j->w.n_out / j->group) * row_tiles(j->n_rows);
+        j->blocks = group_parts(*j, t.cluster, t.split) * (j->w.n_out / j->group) *
+                    row_tiles(j->n_rows) * parts;
         t.units += j->blocks;
         slot = FST_MAX(slot, slot_of<N>(j));
         levels = FST_MAX(levels, tile_levels(local, here == 1));
@@ -291,15 +336,19 @@ template <int N> static void launch(struct stream *s, const struct lin_batch *b)
                 t.cluster, s, t);
 }
 
+/* Few tiles: K is divided by two blocks, a cluster; if that does not do, wide tiles of rows by two as well.
+ * Clusters of four do not fit: with 32 of them a second round of some cost as much as the first (128
+ * rows of wo_a 59 us). */
 void sm90_run_tiles(struct stream *s, struct lin_batch *b)
 {
-    int rows = 0;
-    for (int i = 0; i < b->n; i++)
-        rows = FST_MAX(rows, row_tile_rows(b->job[i].n_rows));
+    int rows = tile_width(b), split = blocks_of(b, 1) < CARD ? 2 : 1;
+    int parts = blocks_of(b, split) < CARD && rows >= 16 ? 2 : 1;
+    if (parts == 2)
+        rows = (rows / 2 + 7) / 8 * 8;
     if (rows <= 64)
-        launch<64>(s, b);
+        launch<64>(s, b, split, parts);
     else if (rows <= 96)
-        launch<96>(s, b);
+        launch<96>(s, b, split, parts);
     else
-        launch<128>(s, b);
+        launch<128>(s, b, split, parts);
 }

@@ -231,7 +231,7 @@ struct tile_source {
     int s_pitch, step, last[2]; /* as of stream_tile */
     const uint8_t *x;           /* operand in tiles */
     const float *xs;
-    int n, stages; /* input rows, a multiple of 8 */
+    int n, rows, stages; /* input rows, of so many side by side in the operand; multiples of 8 */
 };
 
 /* What a thread copies of the weights next. */
@@ -299,10 +299,17 @@ GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ri
     }
     uint32_t to = shared_at(ring_slot(r)) + TILE_ROWS * tile_form<F>::line;
     barrier_expect(bar, all + scales);
-    copy_bulk(to + first, t.x + (int64_t)i * all + first, mine, bar, mask);
+    if (t.n == t.rows)
+        copy_bulk(to + first, t.x + (int64_t)i * all + first, mine, bar, mask);
+    else /* a part of a tile, which nobody shares */
+        for (int l = 0; l < tile_form<F>::lines; l++)
+            copy_bulk(to + (uint32_t)(l * t.n * STREAM_LINE),
+                      t.x + (int64_t)(i * tile_form<F>::lines + l) * t.rows * STREAM_LINE,
+                      (uint32_t)(t.n * STREAM_LINE), bar, 0);
     if (tile_form<F>::scales && !second)
         copy_bulk(shared_at(ring_scales(r)) + tile_form<F>::own,
-                  (const uint8_t *)t.xs + (int64_t)i * scales, scales, bar, mask);
+                  (const uint8_t *)t.xs + (int64_t)i * (tile_form<F>::scales * t.rows * 4), scales,
+                  bar, mask);
 }
 
 /* All stages of a source.  `first`: it is the block's first one; weights are then asked for before
