@@ -1,5 +1,5 @@
 /* many.cu - experts of many rows for Hopper: the routed ones, FP4, and the shared one, FP8, in tiles of up to
- * 128 visits (tiles.cuh).
+ * 112 visits or 128 rows (tiles.cuh).
  *
  * Visits are those of experts.cu, and so are the bits.  Launches: lists; operands; gate and up of the
  * routed experts; of the shared one; hidden values to the E4M3 grid; down; down of the shared one, which
@@ -9,6 +9,10 @@
  * block's scale comes with its ratio to the last one's, by which sums in the inputs' units go on. */
 #include "kernels/sm90/experts.cuh"
 #include "kernels/sm90/tiles.cuh"
+
+enum {
+    ROUTED_MOST = 112
+}; /* visits of a routed tile: with more, w2's sums of segments find no registers */
 
 /* ---------------------------------------------------------------- operands */
 
@@ -230,10 +234,8 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
             sum_routed<DOWN, 32>(j, v, u % outs, r);
         else if (v.n <= 96)
             sum_routed<DOWN, 48>(j, v, u % outs, r);
-        else if (v.n <= 112)
-            sum_routed<DOWN, 56>(j, v, u % outs, r);
         else
-            sum_routed<DOWN, 64>(j, v, u % outs, r);
+            sum_routed<DOWN, ROUTED_MOST / 2>(j, v, u % outs, r);
     }
 }
 
@@ -291,8 +293,8 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
 template <bool DOWN> static void routed(const struct expert_job &j, struct stream *s)
 {
     struct many_job m = {j, {}, 1, 0};
-    m.space = tile_space_of(TILE_INPUTS, tile_slot<FORM_FP4, TILE_INPUTS>(),
-                            tile_scales<FORM_FP4, TILE_INPUTS>(), DOWN ? 2 : 0);
+    m.space = tile_space_of(ROUTED_MOST, tile_slot<FORM_FP4, ROUTED_MOST>(),
+                            tile_scales<FORM_FP4, ROUTED_MOST>(), DOWN ? 2 : 0);
     int64_t most = routed_tiles(j) * outs_of<DOWN>(j);
     sm90_launch(routed_kernel<DOWN>, FST_MIN(most, j.processors), TILE_THREADS,
                 tile_bytes(&m.space), 1, s, m);
@@ -340,7 +342,7 @@ size_t experts_many_scratch(const struct expert_job &j)
 {
     struct expert_job own = j;
     struct gpu_cut c = {NULL, SIZE_MAX};
-    own.per_tile = TILE_INPUTS;
+    own.per_tile = ROUTED_MOST;
     own.places = routed_places(own);
     cut(&c, &own);
     return SIZE_MAX - c.left;
@@ -349,7 +351,7 @@ size_t experts_many_scratch(const struct expert_job &j)
 void experts_many(struct expert_job j, struct stream *s)
 {
     struct gpu_cut c = gpu_scratch(s);
-    j.per_tile = TILE_INPUTS;
+    j.per_tile = ROUTED_MOST;
     j.places = routed_places(j);
     cut(&c, &j);
     experts_places(j, s);

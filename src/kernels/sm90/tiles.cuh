@@ -537,71 +537,99 @@ template <int H> GPU_FN void fp4_step(float (&acc)[H], int h, float (&d)[H / 2],
         acc[h * H / 2 + i] = fmaf(d[i], i & 2 ? f1 : f0, acc[h * H / 2 + i]);
 }
 
-/* acc times a factor of each input row and `more`. */
-template <int H> GPU_FN void fp4_scale(float (&acc)[H], const uint8_t *xs, float more)
+/* acc times a factor of each input row. */
+template <int H> GPU_FN void fp4_scale(float (&acc)[H], const uint8_t *xs)
 {
     xs += 8 * (group_thread() % 4);
 #pragma unroll
     for (int c = 0; c < H / 4; c++) {
         float2 x = *(const float2 *)(const void *)(xs + 32 * c);
-        acc[4 * c] *= x.x * more;
-        acc[4 * c + 1] *= x.y * more;
-        acc[4 * c + 2] *= x.x * more;
-        acc[4 * c + 3] *= x.y * more;
+        acc[4 * c] *= x.x;
+        acc[4 * c + 1] *= x.y;
+        acc[4 * c + 2] *= x.x;
+        acc[4 * c + 3] *= x.y;
     }
+}
+
+/* What a step reads of a slot: this thread's weights, asked for a step ahead. */
+struct fp4_slot {
+    const uint8_t *words, *xs; /* this thread's weights; scales of the inputs */
+    uint64_t x;                /* for wgmma_rows */
+    uint32_t scale[2];         /* of the stage's four steps, of both weight rows */
+};
+GPU_FN struct fp4_slot fp4_slot_of(const struct tile_ring &r, int n)
+{
+    struct fp4_slot s;
+    const uint8_t *ws = ring_scales(r) + 4 * (group_of() * STREAM_ROWS + weight_row());
+    s.words = tile_weights<FORM_FP4>(r) + 4 * (group_thread() % 4);
+    s.xs = ring_scales(r) + tile_form<FORM_FP4>::own;
+    s.x = wgmma_rows(tile_inputs<FORM_FP4>(r, 0, n));
+    s.scale[0] = *(const uint32_t *)(const void *)ws;
+    s.scale[1] = *(const uint32_t *)(const void *)(ws + 32);
+    return s;
+}
+GPU_FN void fp4_ask(uint32_t (&raw)[2], const struct fp4_slot &s, int j)
+{
+    const uint8_t *w = s.words + tile_piece<FORM_FP4>(weight_row(), j);
+    raw[0] = *(const uint32_t *)(const void *)w;
+    raw[1] = *(const uint32_t *)(const void *)(w + 8 * 64);
 }
 
 /* A sum or segment of `blocks` stages, of 2*H input rows (n of them in the slots) as two halves: while one's
  * sums take a step's products, the other's products are under way.  Adding up each step's products by
- * itself is what bounds it: 256 of the 430 instructions of a stage. */
+ * itself is what bounds it: 192 of the 400 instructions of a stage of 96 rows. */
 template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int blocks, int n)
 {
     float d[2][H / 2], f[2][4];
-    uint32_t a[4][4];
-    int row = weight_row();
+    uint32_t a[2][4], raw[2];
+    struct tile_ring ahead = r; /* what is read; r: what is given back */
 #pragma unroll
     for (int i = 0; i < H; i++)
         acc[i] = 0;
+    ring_wait(ahead);
+    struct fp4_slot now = fp4_slot_of(ahead, n), next = now;
+    fp4_ask(raw, now, 0);
     for (int b = 0; b < blocks; b++) {
-        ring_wait(r);
-        const uint8_t *words = tile_weights<FORM_FP4>(r) + 4 * (group_thread() % 4);
-        const uint8_t *xs = ring_scales(r) + tile_form<FORM_FP4>::own;
-        const uint8_t *ws = ring_scales(r) + 4 * (group_of() * STREAM_ROWS + row);
-        uint64_t x = wgmma_rows(tile_inputs<FORM_FP4>(r, 0, n));
-        uint64_t x_high = x + (H * STREAM_LINE >> 4);
-        uint32_t scale[2] = {*(const uint32_t *)(const void *)ws,
-                             *(const uint32_t *)(const void *)(ws + 32)};
+        uint64_t x_high = now.x + (H * STREAM_LINE >> 4);
+        scales_of(f[0], now.scale[0]);
+        scales_of(f[1], now.scale[1]);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                fp4_to_fp8(&a[j][half], &a[j][2 + half],
-                           *(const uint32_t *)(const void *)(words + tile_piece<FORM_FP4>(row, j) +
-                                                             half * 8 * 64));
+            fp4_to_fp8(&a[j & 1][0], &a[j & 1][2], raw[0]);
+            fp4_to_fp8(&a[j & 1][1], &a[j & 1][3], raw[1]);
             wgmma_begin();
-            wgmma<H>::fp8(d[0], a[j], x + 2 * j, 0);
+            wgmma<H>::fp8(d[0], a[j & 1], now.x + 2 * j, 0);
             wgmma_end();
-            if (j == 0) {
-                scales_of(f[0], scale[0]);
-                scales_of(f[1], scale[1]);
+            if (j < 3)
+                fp4_ask(raw, now, j + 1);
+            else if (b + 1 < blocks) {
+                ring_next(ahead);
+                ring_wait(ahead);
+                next = fp4_slot_of(ahead, n);
+                fp4_ask(raw, next, 0);
             }
             if (j) {
                 wgmma_wait<1>();
                 fp4_step<H>(acc, 1, d[1], f[0][j - 1], f[1][j - 1]);
             } else if (b)
-                fp4_scale<H>(acc, xs, 1);
+                fp4_scale<H>(acc, now.xs);
             wgmma_begin();
-            wgmma<H>::fp8(d[1], a[j], x_high + 2 * j, 0);
+            wgmma<H>::fp8(d[1], a[j & 1], x_high + 2 * j, 0);
             wgmma_end();
             wgmma_wait<1>();
             fp4_step<H>(acc, 0, d[0], f[0][j], f[1][j]);
         }
         wgmma_wait<0>();
         fp4_step<H>(acc, 1, d[1], f[0][3], f[1][3]);
-        if (b + 1 == blocks)
-            fp4_scale<H>(acc, xs + 4 * n, FP4_GAIN);
-        ring_release(r);
+        if (b + 1 < blocks)
+            ring_release(r);
+        now = next;
     }
+    fp4_scale<H>(acc, now.xs + 4 * n);
+    ring_release(r);
+#pragma unroll
+    for (int i = 0; i < H; i++)
+        acc[i] *= FP4_GAIN;
 }
 
 #endif
