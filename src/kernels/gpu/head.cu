@@ -9,7 +9,7 @@ struct collapse_job {
     const float *fn, *base, *scale, *norm;
     float *y;
     uint16_t *h; /* the head's operand */
-    int dim;
+    int n, dim;
     float hc_eps, norm_eps;
 };
 
@@ -41,7 +41,7 @@ GPU_KERNEL void collapse_kernel(struct collapse_job j)
     }
     float r = 1.0f / sqrtf(block_sum(sum, part) / (float)j.dim + j.norm_eps);
     for (int d = (int)threadIdx.x; d < j.dim; d += COLLAPSE_THREADS)
-        j.h[i * j.dim + lin_raw_at(d)] = gpu_bf16_bits(y[d] * r * j.norm[d]);
+        *lin_raw_place(j.h, j.n, j.dim, (int)i, d) = gpu_bf16_bits(y[d] * r * j.norm[d]);
 }
 
 GPU_ENTRY(head)
@@ -58,14 +58,14 @@ GPU_ENTRY(head)
                                  a->scale,
                                  a->norm,
                                  a->y + (int64_t)t0 * a->dim,
-                                 gpu_take<uint16_t>(&c, (int64_t)n * a->dim),
+                                 gpu_take<uint16_t>(&c, lin_operand_rows(n) * a->dim),
+                                 n,
                                  a->dim,
                                  a->hc_eps,
                                  a->norm_eps};
         struct lin_batch b = {};
         gpu_launch_early(collapse_kernel, n, COLLAPSE_THREADS, 0, s, j);
-        lin_add(&b, a->head, 1, j.h, n, a->logits + t0 * vocab, vocab,
-                LIN_PLAIN); /* never quantised */
+        lin_add(&b, a->head, 1, j.h, n, a->logits + t0 * vocab, vocab, 0); /* never quantised */
         lin_run(s, &b);
     }
     return gpu_done("head");
@@ -73,5 +73,5 @@ GPU_ENTRY(head)
 
 size_t lin_head_scratch(const struct kernel_limits *l)
 {
-    return gpu_piece((int64_t)FST_MIN(l->n_rows, LIN_ROWS) * l->dim, 2);
+    return gpu_piece(lin_operand_rows(FST_MIN(l->n_rows, LIN_ROWS)) * l->dim, 2);
 }

@@ -27,10 +27,9 @@ enum {
     LIN_FILL = 264,    /* blocks that fill a card: two on each of 132 processors */
     LIN_BLOCK = 128    /* inputs that share a scale of the E4M3 grid */
 };
-/* LIN_WIDE: the operand is raw although the weights are codes.  LIN_PLAIN: a kernel of the caller's has laid
- * it out row after row (lin_raw_at), not lin_prepare.  LIN_PACK: rounded, and y holds bf16; for products that
+/* LIN_WIDE: the operand is raw although the weights are codes.  LIN_PACK: rounded, and y holds bf16; for products that
  * can (LIN_PACKS). */
-enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4, LIN_PLAIN = 8, LIN_PACK = 16 };
+enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4, LIN_PACK = 8 };
 #ifdef KERNELS_SM90
 #define LIN_PACKS true
 #else
@@ -54,16 +53,14 @@ GPU_BOTH constexpr int lin_chunk(int fmt)
     return fmt == WEIGHT_FP8 ? 16 : fmt == WEIGHT_FP4 ? 32 : 8;
 }
 
-/* Where value d of a row stands in a raw operand. */
-GPU_FN int lin_raw_at(int d)
+#ifndef KERNELS_SM90
+/* Value d of row i of a raw operand of n_rows rows of n_in values. */
+GPU_FN uint16_t *lin_raw_place(uint16_t *x, int n_rows, int n_in, int i, int d)
 {
-#ifdef KERNELS_SM90
-    int i = d % 4; /* stream.cuh says why */
-    return d / 64 * 64 + d / 4 % 4 * 16 + i / 2 * 8 + d / 16 % 4 * 2 + i % 2;
-#else
-    return d;
-#endif
+    (void)n_rows;
+    return x + (int64_t)i * n_in + d;
 }
+#endif
 
 /* ---------------------------------------------------------------- codes to floats */
 

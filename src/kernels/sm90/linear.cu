@@ -223,22 +223,17 @@ template <int N> static void run(struct stream *s, struct lin_batch *b)
 
 void lin_run(struct stream *s, struct lin_batch *b)
 {
-    int rows = 0;
-    bool tiles = true;
-    for (int i = 0; i < b->n; i++) {
-        rows = FST_MAX(rows, b->job[i].n_rows);
-        tiles = tiles && b->job[i].n_rows >= MANY && !(b->job[i].flags & LIN_PLAIN);
-    }
-    if (tiles)
+    int rows = b->n ? b->job[0].n_rows : 0;
+    for (int i = 0; i < b->n; i++) /* an operand's layout, and so the kernel, is chosen by them */
+        FST_ASSERT(b->job[i].n_rows == rows);
+    if (rows >= MANY)
         sm90_run_tiles(s, b);
     else if (rows <= 8)
         run<8>(s, b);
     else if (rows <= 16)
         run<16>(s, b);
-    else if (rows <= 32)
-        run<32>(s, b);
     else
-        run<64>(s, b);
+        run<32>(s, b);
 }
 
 void lin_make(struct stream *s, const struct lin_input *in, struct lin_batch *b)

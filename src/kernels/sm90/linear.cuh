@@ -60,6 +60,15 @@ GPU_FN void operand_codes(const struct operand_place &to, int b, const struct gp
         to.scale[b * to.s_pitch] = gpu_e8m0(code);
 }
 
+/* Value d of row i of a raw operand of n_rows rows of n_in values. */
+GPU_FN uint16_t *lin_raw_place(uint16_t *x, int n_rows, int n_in, int i, int d)
+{
+    struct operand_place to = operand_at((uint8_t *)(void *)x, n_rows, 2 * (int64_t)n_in, i);
+    int piece = d / 4 % 4 * 2 + d % 4 / 2, at = d / 16 % 4 * 2 + d % 2; /* stream.cuh says why */
+    uint8_t *line = to.line + d / 64 * to.pitch;
+    return (uint16_t *)(void *)(line + ((piece ^ to.swap) << 4)) + at;
+}
+
 /* ---------------------------------------------------------------- products */
 
 /* Slices of K, by the matrix alone: tiles of about 64 KB where there are too few to fill a card. */
