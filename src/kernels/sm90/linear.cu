@@ -12,28 +12,53 @@
 
 /* ---------------------------------------------------------------- operands */
 
-/* A wave takes 128 values of a row. */
-GPU_KERNEL void prepare_kernel(struct lin_input in)
+/* A wave takes E times 128 values of a row: one at a few rows, where each waits for its own; of many rows
+ * more, whose loads are under way together. */
+template <int E> GPU_KERNEL void prepare_kernel(struct lin_input in)
 {
     gpu_let_next();
     gpu_wait_before();
-    int blocks = in.n_in / LIN_BLOCK, unit = (int)blockIdx.x * gpu_waves() + gpu_wave();
-    int row = unit / blocks, b = unit % blocks;
+    int parts = in.n_in / LIN_BLOCK / E, unit = (int)blockIdx.x * gpu_waves() + gpu_wave();
+    int row = unit / parts, b0 = unit % parts * E;
     if (row >= in.n_rows)
         return;
     int64_t from = in.pick ? in.pick[row] : row;
-    struct gpu_quad v = gpu_load4(in.x + from * in.ldx + b * LIN_BLOCK + 4 * gpu_lane());
-    if (in.raw)
-        operand_bf16(operand_at((uint8_t *)in.raw, in.n_rows, 2 * (int64_t)in.n_in, row), b, v);
-    if (in.grid)
-        operand_codes<false>(operand_at((uint8_t *)in.grid, in.n_rows, in.n_in, row), b, v);
+    const float *x = in.x + from * in.ldx + b0 * LIN_BLOCK + 4 * gpu_lane();
+    struct gpu_quad v[E];
+#pragma unroll
+    for (int i = 0; i < E; i++)
+        v[i] = gpu_load4(x + i * LIN_BLOCK);
+    if (in.raw) {
+        struct operand_place to =
+            operand_at((uint8_t *)in.raw, in.n_rows, 2 * (int64_t)in.n_in, row);
+#pragma unroll
+        for (int i = 0; i < E; i++)
+            operand_bf16(to, b0 + i, v[i]);
+    }
+    if (in.grid) {
+        struct operand_place to = operand_at((uint8_t *)in.grid, in.n_rows, in.n_in, row);
+#pragma unroll
+        for (int i = 0; i < E; i++)
+            operand_codes<false>(to, b0 + i, v[i]);
+    }
 }
+
+/* Waves of a block; blocks of 128 values of a wave where even so there are waves for every place on the
+ * card, 64 on each processor. */
+enum { PREPARERS = 4, TOGETHER = 8, PREPARE_MANY = 132 * 64 * TOGETHER };
 
 void lin_prepare(struct stream *s, const struct lin_input *in)
 {
-    int64_t waves = (int64_t)in->n_rows * (in->n_in / LIN_BLOCK);
-    if (in->x && (in->raw || in->grid))
-        sm90_launch(prepare_kernel, div_up(waves, 4), 128, 0, 1, s, *in);
+    int blocks = in->n_in / LIN_BLOCK;
+    int64_t waves = (int64_t)in->n_rows * blocks;
+    bool many = waves >= PREPARE_MANY && blocks % TOGETHER == 0;
+    if (!in->x || !(in->raw || in->grid))
+        return;
+    if (many)
+        sm90_launch(prepare_kernel<TOGETHER>, div_up(waves / TOGETHER, PREPARERS), 32 * PREPARERS,
+                    0, 1, s, *in);
+    else
+        sm90_launch(prepare_kernel<1>, div_up(waves, PREPARERS), 32 * PREPARERS, 0, 1, s, *in);
 }
 
 /* ---------------------------------------------------------------- products */

@@ -23,39 +23,43 @@ GPU_FN void operand_bf16(const struct operand_place &to, int b, const struct gpu
     out[((piece + 1) ^ to.swap) * 4 + q] = gpu_pair(v.v[2], v.v[3]);
 }
 
-/* A block as E4M3 codes, and its scale's; all lanes call.  Lane l has values 4l .. 4l+3. */
-GPU_FN uint32_t operand_quantise(uint32_t (&c)[4], const struct gpu_quad &v)
+/* A block as E4M3 codes, four of a lane in a word, and the code of its scale; all lanes call.  Lane l has
+ * values 4l .. 4l+3.  Magnitudes are compared as integers, which the card does for a whole wave at once. */
+GPU_FN uint32_t operand_quantise(uint32_t *codes, const struct gpu_quad &v)
 {
     float top = fmaxf(fmaxf(fabsf(v.v[0]), fabsf(v.v[1])), fmaxf(fabsf(v.v[2]), fabsf(v.v[3])));
-    uint32_t code = gpu_fp8_code(wave_max(top));
+    uint32_t code = gpu_fp8_code(gpu_float(__reduce_max_sync(0xffffffffu, gpu_bits(top))));
     float down = gpu_e8m0(254 - code);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        c[i] = gpu_e4m3_encode(v.v[i] * down);
+    *codes = e4m3_pair(v.v[0] * down, v.v[1] * down) | e4m3_pair(v.v[2] * down, v.v[3] * down)
+                                                           << 16;
     return code;
 }
 
-/* Those codes into a line, for weights in FP8 or FP4 (stream.cuh). */
-template <bool FP4> GPU_FN void operand_line(uint8_t *line, int swap, const uint32_t (&c)[4])
+/* What the lane stores of a block's line, and where: for weights in FP8 its own codes; in FP4 (stream.cuh)
+ * even and odd values lie apart, two neighbouring lanes have a word of each. */
+template <bool FP4> GPU_FN uint32_t operand_word(uint32_t codes)
+{
+    if (!FP4)
+        return codes;
+    bool odd = gpu_lane() & 1;
+    uint32_t kept = __byte_perm(codes, 0, odd ? 0x4431 : 0x4420);
+    uint32_t other = __shfl_xor_sync(0xffffffffu, __byte_perm(codes, 0, odd ? 0x4420 : 0x4431), 1);
+    return odd ? other | kept << 16 : kept | other << 16;
+}
+template <bool FP4> GPU_FN int operand_word_at(int swap)
 {
     int lane = gpu_lane();
-    if (FP4) {
-        int piece = lane / 8 * 2, at = lane % 8 * 2;
-        *(uint16_t *)(void *)(line + 16 * (piece ^ swap) + at) = (uint16_t)(c[0] | c[2] << 8);
-        *(uint16_t *)(void *)(line + 16 * ((piece + 1) ^ swap) + at) = (uint16_t)(c[1] | c[3] << 8);
-    } else {
-        int q = lane / 8, piece = lane % 8;
-        ((uint32_t *)(void *)line)[(piece ^ swap) * 4 + q] =
-            c[0] | c[1] << 8 | c[2] << 16 | c[3] << 24;
-    }
+    return FP4 ? 16 * ((lane / 8 * 2 + lane % 2) ^ swap) + lane % 8 / 2 * 4
+               : 16 * (lane % 8 ^ swap) + lane / 8 * 4;
 }
 
 /* Block b of an operand row of codes; all lanes call. */
 template <bool FP4>
 GPU_FN void operand_codes(const struct operand_place &to, int b, const struct gpu_quad &v)
 {
-    uint32_t c[4], code = operand_quantise(c, v);
-    operand_line<FP4>(to.line + b * to.pitch, to.swap, c);
+    uint32_t codes, code = operand_quantise(&codes, v);
+    *(uint32_t *)(void *)(to.line + b * to.pitch + operand_word_at<FP4>(to.swap)) =
+        operand_word<FP4>(codes);
     if (gpu_lane() == 0)
         to.scale[b * to.s_pitch] = gpu_e8m0(code);
 }

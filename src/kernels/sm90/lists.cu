@@ -5,7 +5,10 @@ enum { LIST_THREADS = 1024, FEW_VISITS = 64 };
 
 struct visit_lists {
     int count[EXPERTS_MAX], start[EXPERTS_MAX];
-    int first[EXPERTS_MAX], place[EXPERTS_MAX]; /* many rows: of the list, of the operand */
+    /* many rows: first in the list, first row in the operand, visits, as float bits 1/share; visits of a
+     * tile */
+    int4 of[EXPERTS_MAX];
+    int share[EXPERTS_MAX];
     uint32_t wave[LIST_THREADS / 32];
 };
 
@@ -72,16 +75,44 @@ GPU_FN int eights(int n)
     return (n + 7) / 8 * 8;
 }
 
+/* Experts of visits v, v + LIST_THREADS, ..: loads that are under way together; -1 behind the last one. */
+enum { LIST_LOADS = 8 };
+GPU_FN void load_experts(int (&e)[LIST_LOADS], const struct expert_job &j, int v)
+{
+#pragma unroll
+    for (int i = 0; i < LIST_LOADS; i++) {
+        int at = v + i * LIST_THREADS;
+        e[i] = at < routed_visits(j) ? j.expert[at] : -1;
+    }
+}
+
+/* Where visit v goes, whose number in the list of its expert is `at`: l as list_places leaves it.  The
+ * quotient in floats is exact: halves are far from whole numbers against 2^-24 of 2^15. */
+GPU_FN void place_visit(const struct expert_job &j, const struct visit_lists &l, int e, int v,
+                        int at)
+{
+    const int4 x = l.of[e];
+    int tile = (int)(((float)at + 0.5f) * __int_as_float(x.w)), share = l.share[e];
+    j.list[x.x + at] = v;
+    j.place[v] = {x.y + tile * eights(share), (int16_t)(at - tile * share),
+                  (int16_t)eights(min(share, x.z - tile * share))};
+}
+
 /* list_many with tiles cut evenly, so that 130 visits do not take 256 visits' time, and the visits' places
  * in operands: the tiles' rows one after the other, each filled up to eights. */
 GPU_FN void list_places(const struct expert_job &j, struct visit_lists &l)
 {
-    int t = (int)threadIdx.x, routed = routed_visits(j);
+    int t = (int)threadIdx.x, routed = routed_visits(j), e[LIST_LOADS];
     if (t < EXPERTS_MAX)
-        l.count[t] = 0;
+        l.count[t] = l.start[t] = 0;
     __syncthreads();
-    for (int v = t; v < routed; v += LIST_THREADS)
-        atomicAdd(&l.count[j.expert[v]], 1);
+    for (int v = t; v < routed; v += LIST_LOADS * LIST_THREADS) {
+        load_experts(e, j, v);
+#pragma unroll
+        for (int i = 0; i < LIST_LOADS; i++)
+            if (e[i] >= 0)
+                atomicAdd(&l.count[e[i]], 1);
+    }
     __syncthreads();
     int n = t < j.n_experts ? l.count[t] : 0, tiles = (n + j.per_tile - 1) / j.per_tile;
     int share = tiles ? tile_share(n, tiles) : 0;
@@ -91,8 +122,8 @@ GPU_FN void list_places(const struct expert_job &j, struct visit_lists &l)
     int place = (int)block_sum_before((uint32_t)rows, l.wave, &sum);
     int first = (int)block_sum_before((uint32_t)tiles, l.wave, &sum);
     if (t < j.n_experts) {
-        l.start[t] = l.first[t] = start;
-        l.place[t] = place;
+        l.of[t] = make_int4(start, place, n, __float_as_int(1.0f / (float)max(share, 1)));
+        l.share[t] = share;
     }
     for (int i = 0; i < tiles; i++) {
         struct visit_tile *x = j.tile + first + i;
@@ -102,13 +133,16 @@ GPU_FN void list_places(const struct expert_job &j, struct visit_lists &l)
     if (t == 0)
         *j.n_tiles = (int)sum;
     __syncthreads();
-    for (int v = t; v < routed; v += LIST_THREADS) {
-        int e = j.expert[v], at = atomicAdd(&l.start[e], 1), in = at - l.first[e];
-        int mine = tile_share(l.count[e], (l.count[e] + j.per_tile - 1) / j.per_tile);
-        int tile = in / mine, left = l.count[e] - tile * mine;
-        j.list[at] = v;
-        j.place[v] = {l.place[e] + tile * eights(mine), (int16_t)(in % mine),
-                      (int16_t)eights(min(mine, left))};
+    for (int v = t; v < routed; v += LIST_LOADS * LIST_THREADS) {
+        int at[LIST_LOADS];
+        load_experts(e, j, v);
+#pragma unroll
+        for (int i = 0; i < LIST_LOADS; i++)
+            at[i] = e[i] < 0 ? 0 : atomicAdd(&l.start[e[i]], 1);
+#pragma unroll
+        for (int i = 0; i < LIST_LOADS; i++)
+            if (e[i] >= 0)
+                place_visit(j, l, e[i], v + i * LIST_THREADS, at[i]);
     }
 }
 

@@ -32,77 +32,119 @@ GPU_FN struct operand_place place_in(uint8_t *codes, int64_t places, int64_t n,
     return to;
 }
 
-/* Block b there; last: code of the scale of the block before. */
-GPU_FN void place_scale(const struct operand_place &to, int b, uint32_t code, uint32_t last)
+/* Blocks of a row that a wave takes: their loads are under way together, and a visit's place is worked out
+ * once for them.  Lane b < TOGETHER has their scales' codes, and of each that of the block before. */
+enum { TOGETHER = 8 };
+struct coded {
+    uint32_t codes[TOGETHER], code, last;
+};
+
+/* v[0]: the block before, where there is one. */
+GPU_FN void code_blocks(struct coded &c, const struct gpu_quad (&v)[TOGETHER + 1], bool first)
 {
-    float *scale = to.scale + b * to.s_pitch;
-    scale[0] = gpu_float(0x3f800000u + (last << 23) - (code << 23));
-    scale[to.s_pitch / 2] = gpu_e8m0(code);
+    uint32_t code[TOGETHER + 1];
+    int lane = gpu_lane();
+#pragma unroll
+    for (int b = 1; b <= TOGETHER; b++)
+        code[b] = operand_quantise(&c.codes[b - 1], v[b]);
+    uint32_t unused;
+    code[0] = first ? code[1] : operand_quantise(&unused, v[0]);
+    c.code = c.last = 0;
+#pragma unroll
+    for (int b = 0; b < TOGETHER; b++) {
+        c.last = lane == b ? code[b] : c.last;
+        c.code = lane == b ? code[b + 1] : c.code;
+    }
 }
 
-/* A wave a row: x for the shared expert and for the row's k routed visits. */
+/* Blocks b .. b+n-1 there; routed: with ratios.  words: operand_word's of the codes. */
+template <bool ROUTED>
+GPU_FN void put_blocks(const struct operand_place &to, int b, int n,
+                       const uint32_t (&words)[TOGETHER], const struct coded &c)
+{
+    uint8_t *line = to.line + b * to.pitch + operand_word_at<ROUTED>(to.swap);
+    float *scale = to.scale + (b + gpu_lane()) * to.s_pitch;
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+        if (i < n)
+            *(uint32_t *)(void *)(line + i * to.pitch) = words[i];
+    if (gpu_lane() >= n)
+        return;
+    if (ROUTED) {
+        scale[0] = gpu_float(0x3f800000u + (c.last << 23) - (c.code << 23));
+        scale[to.s_pitch / 2] = gpu_e8m0(c.code);
+    } else
+        scale[0] = gpu_e8m0(c.code);
+}
+
+/* Units of a kernel below: so many blocks of a row. */
+GPU_BOTH int together_parts(int width)
+{
+    return (width / LIN_BLOCK + TOGETHER - 1) / TOGETHER;
+}
+
+/* A wave for some blocks of a row: x for the shared expert and for the row's k routed visits. */
 GPU_KERNEL void spread_kernel(const __grid_constant__ struct expert_job j)
 {
-    int row = (int)blockIdx.x * gpu_waves() + gpu_wave(), lane = gpu_lane();
-    uint32_t last = 0;
+    int unit = (int)blockIdx.x * gpu_waves() + gpu_wave(), parts = together_parts(j.dim);
+    int row = unit / parts, b = unit % parts * TOGETHER, lane = gpu_lane();
     gpu_let_next();
     gpu_wait_before();
     if (row >= j.n_rows)
         return;
+    int n = min((int)TOGETHER, j.dim / LIN_BLOCK - b);
     const float *x = j.in.x + (int64_t)row * j.dim + 4 * lane;
-    const struct visit_place *place = j.place + row * j.k;
-    struct operand_place own = operand_at((uint8_t *)j.in.grid, j.n_rows, j.dim, row);
-    struct gpu_quad v = gpu_load4(x);
-    for (int b = 0; b < j.dim / LIN_BLOCK; b++) {
-        struct gpu_quad next = v;
-        if (b + 1 < j.dim / LIN_BLOCK)
-            next = gpu_load4(x + (b + 1) * LIN_BLOCK);
-        uint32_t c[4], code = operand_quantise(c, v);
-        last = b ? last : code;
-        operand_line<false>(own.line + b * own.pitch, own.swap, c);
-        if (lane == 0)
-            own.scale[b * own.s_pitch] = gpu_e8m0(code);
-        for (int s = 0; s < j.k; s++) {
-            struct operand_place to = place_in(j.x_fp4, j.places, j.dim, place[s]);
-            operand_line<true>(to.line + b * to.pitch, to.swap, c);
-            if (lane == s % GPU_WAVE)
-                place_scale(to, b, code, last);
-        }
-        last = code;
-        v = next;
+    struct gpu_quad v[TOGETHER + 1];
+    struct visit_place mine = {};
+    struct coded c;
+    if (lane < j.k) /* all places at once, one in a lane */
+        mine = j.place[row * j.k + lane];
+#pragma unroll
+    for (int i = 0; i <= TOGETHER; i++)
+        v[i] = gpu_load4(x + max(0, b + min(i, n) - 1) * LIN_BLOCK);
+    code_blocks(c, v, b == 0);
+    put_blocks<false>(operand_at((uint8_t *)j.in.grid, j.n_rows, j.dim, row), b, n, c.codes, c);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+        c.codes[i] = operand_word<true>(c.codes[i]);
+    for (int s = 0; s < j.k; s++) {
+        struct visit_place at = {__shfl_sync(0xffffffffu, mine.first, s),
+                                 (int16_t)__shfl_sync(0xffffffffu, mine.row, s),
+                                 (int16_t)__shfl_sync(0xffffffffu, mine.n8, s)};
+        put_blocks<true>(place_in(j.x_fp4, j.places, j.dim, at), b, n, c.codes, c);
     }
 }
 
-/* A wave a visit: hidden values as operand of w2. */
+/* A wave for some blocks of a visit: hidden values as operand of w2. */
 GPU_KERNEL void codes_kernel(const __grid_constant__ struct expert_job j)
 {
-    int v = (int)blockIdx.x * gpu_waves() + gpu_wave(), lane = gpu_lane();
-    uint32_t last = 0;
+    int unit = (int)blockIdx.x * gpu_waves() + gpu_wave(), parts = together_parts(j.moe_dim);
+    int visit = unit / parts, b = unit % parts * TOGETHER, lane = gpu_lane();
     gpu_let_next();
     gpu_wait_before();
-    if (v >= all_visits(j))
+    if (visit >= all_visits(j))
         return;
-    bool routed = v < routed_visits(j);
-    struct operand_place to =
-        routed ? place_in(j.h_codes, j.places, j.moe_dim, j.place[v])
-               : operand_at(j.h_shared, j.n_rows, j.moe_dim, v - routed_visits(j));
-    const uint16_t *h = j.h + (int64_t)v * j.moe_dim + 4 * lane;
-#pragma unroll 2
-    for (int b = 0; b < j.moe_dim / LIN_BLOCK; b++) {
-        uint2 p = *(const uint2 *)(const void *)(h + b * LIN_BLOCK);
-        struct gpu_quad x = {{gpu_low(p.x), gpu_high(p.x), gpu_low(p.y), gpu_high(p.y)}};
-        uint32_t c[4], code = operand_quantise(c, x);
-        last = b ? last : code;
-        if (routed)
-            operand_line<true>(to.line + b * to.pitch, to.swap, c);
-        else
-            operand_line<false>(to.line + b * to.pitch, to.swap, c);
-        if (lane == 0 && routed)
-            place_scale(to, b, code, last);
-        else if (lane == 0)
-            to.scale[b * to.s_pitch] = gpu_e8m0(code);
-        last = code;
+    int n = min((int)TOGETHER, j.moe_dim / LIN_BLOCK - b);
+    const uint16_t *h = j.h + (int64_t)visit * j.moe_dim + 4 * lane;
+    uint2 p[TOGETHER + 1];
+    struct gpu_quad v[TOGETHER + 1];
+    struct coded c;
+#pragma unroll
+    for (int i = 0; i <= TOGETHER; i++)
+        p[i] = *(const uint2 *)(const void *)(h + max(0, b + min(i, n) - 1) * LIN_BLOCK);
+#pragma unroll
+    for (int i = 0; i <= TOGETHER; i++)
+        v[i] = {{gpu_low(p[i].x), gpu_high(p[i].x), gpu_low(p[i].y), gpu_high(p[i].y)}};
+    code_blocks(c, v, b == 0);
+    if (visit >= routed_visits(j)) {
+        put_blocks<false>(operand_at(j.h_shared, j.n_rows, j.moe_dim, visit - routed_visits(j)), b,
+                          n, c.codes, c);
+        return;
     }
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+        c.codes[i] = operand_word<true>(c.codes[i]);
+    put_blocks<true>(place_in(j.h_codes, j.places, j.moe_dim, j.place[visit]), b, n, c.codes, c);
 }
 
 /* ---------------------------------------------------------------- routed experts */
@@ -351,14 +393,17 @@ size_t experts_many_scratch(const struct expert_job &j)
 void experts_many(struct expert_job j, struct stream *s)
 {
     struct gpu_cut c = gpu_scratch(s);
+    FST_ASSERT(j.k <= GPU_WAVE);
     j.per_tile = ROUTED_MOST;
     j.places = routed_places(j);
     cut(&c, &j);
     experts_places(j, s);
-    sm90_launch(spread_kernel, div_up(j.n_rows, 4), 128, 0, 1, s, j);
+    sm90_launch(spread_kernel, div_up((int64_t)j.n_rows * together_parts(j.dim), 4), 128, 0, 1, s,
+                j);
     routed<false>(j, s);
     gate_and_up(j, s);
-    sm90_launch(codes_kernel, div_up(all_visits(j), 4), 128, 0, 1, s, j);
+    sm90_launch(codes_kernel, div_up((int64_t)all_visits(j) * together_parts(j.moe_dim), 4), 128, 0,
+                1, s, j);
     routed<true>(j, s);
     down_shared(j, s);
     experts_sums(j, s);

@@ -26,6 +26,7 @@ enum {
     WORDS = KERN_HC * GROUPS, /* 16-byte words of weights that a lane has of a strip */
     WRITERS = 32 * STRIPS,    /* threads of write_kernel */
     BLOCKS = 4,               /* of write_kernel on a processor: registers */
+    RANKS = 8,                /* blocks of whole_kernel's clusters */
     FILL = 132 * BLOCKS
 };
 
@@ -227,238 +228,286 @@ GPU_KERNEL void GPU_BOUNDS(WRITERS, BLOCKS) write_kernel(struct seam_job j)
 
 #if defined(__CUDACC__)
 
+/* A tile's rows pass through three turns of a block: they are written back and multiplied while those of
+ * the tile before become the input and those before these are normed.  So what the blocks of a cluster
+ * tell each other, sums and then squares, has a whole turn to arrive in, and nobody stands at a barrier
+ * of the cluster, which waits for all stores to memory as well.  A tile's loads are issued a turn ahead.
+ *
+ * A slot's barrier counts the bytes that the cluster sends for a tile.  Nobody sends a tile's sums before
+ * all waves of all blocks have read those of the tile three before (it has the squares of the one after
+ * that), nor its squares before they have read those of four before. */
 enum {
-    RANKS = 8, /* blocks of a cluster */
-    WAVES = 8, /* a piece each */
+    WAVES = 16,
+    HERE = 2, /* strips of a wave */
     WHOLE = 32 * WAVES,
-    SHARE = PIECE * WAVES, /* columns of a block */
+    SHARE = STRIP * HERE * WAVES, /* columns of a block */
     WHOLE_DIM = SHARE * RANKS,
-    AHEAD = 2 /* tiles between a row's way to the second-level cache and its load */
+    SLOTS = 4,
+    REDUCERS = TILE * (SEAM_PITCH / 4), /* threads, from the first on */
+    SQUARERS = 64,                      /* from this one on as many */
+    MIX_LOADERS = TILE * (KERN_MIX / 4)
 };
 
-/* T: tiles of a turn. */
-template <int T> struct alignas(16) whole_shared {
-    struct gpu_words weights[WAVES][STRIPS][WORDS][32];
-    tile_sums sums[2][WAVES];
-    float all[T * TILE][SEAM_PITCH]; /* over the block; the cluster reads it */
-    struct gpu_quad mix[2][T * TILE][KERN_MIX / 4];
-    float pre[T * TILE][KERN_HC];
-    float squares[WAVES][T * TILE];
-    float square[T * TILE]; /* over the block; the cluster reads it */
-    float scale[T * TILE];
+struct alignas(16) whole_shared {
+    struct gpu_words weights[WAVES][HERE][WORDS][32];
+    tile_sums sums[WAVES];
+    struct gpu_quad mix[2][TILE][KERN_MIX / 4];
+    struct gpu_quad norm[SHARE / 4];
+    struct gpu_quad pre[SLOTS][RANKS][TILE][2]; /* sent: sums of pre and of the squares of x */
+    float square[SLOTS][TILE][RANKS];           /* sent: squares of the input */
+    float squares[TILE][WAVES];
+    uint64_t pre_here[SLOTS], square_here[SLOTS];
 };
+enum { PRE_BYTES = RANKS * TILE * 2 * 16, SQUARE_BYTES = TILE * RANKS * 4 };
 
-GPU_FN struct gpu_quad cluster_load4(const float *p, int rank)
+GPU_FN void slot_start(uint64_t *bar)
 {
-    uint32_t there;
-    struct gpu_quad q;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n"
-                 : "=r"(there)
-                 : "r"(shared_at(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=f"(q.v[0]), "=f"(q.v[1]), "=f"(q.v[2]), "=f"(q.v[3])
-                 : "r"(there)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(shared_at(bar)) : "memory");
+}
+GPU_FN void slot_expect(uint64_t *bar, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_at(bar)),
+                 "r"(bytes)
                  : "memory");
-    return q;
+}
+GPU_FN void slot_wait(uint64_t *bar, int phase)
+{
+    asm volatile("{\n.reg .pred p;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n}\n" ::"r"(shared_at(bar)),
+                 "r"(phase)
+                 : "memory");
+}
+/* To that place of this block in block `rank`, whose barrier counts it. */
+GPU_FN void send4(const void *to, const struct gpu_quad &q, uint64_t *bar, int rank)
+{
+    asm volatile("{\n.reg .b32 there, bar;\n"
+                 "mapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], "
+                 "{%3, %4, %5, %6}, [bar];\n}\n" ::"r"(shared_at(to)),
+                 "r"(shared_at(bar)), "r"(rank), "f"(q.v[0]), "f"(q.v[1]), "f"(q.v[2]), "f"(q.v[3])
+                 : "memory");
+}
+GPU_FN void send1(const void *to, float v, uint64_t *bar, int rank)
+{
+    asm volatile("{\n.reg .b32 there, bar;\n"
+                 "mapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [bar];\n"
+                 "}\n" ::"r"(shared_at(to)),
+                 "r"(shared_at(bar)), "r"(rank), "f"(v)
+                 : "memory");
 }
 
-/* Four sums over the ranks, which are eight neighbouring lanes. */
-GPU_FN void rank_sum(struct gpu_quad *q)
+/* v[0 .. N-1] as a tree over neighbours. */
+template <int N> GPU_FN float tree(const float *v)
 {
+    float s[N];
+    GPU_UNROLL
+    for (int i = 0; i < N; i++)
+        s[i] = v[i];
+    GPU_UNROLL
+    for (int n = N / 2; n; n /= 2)
+        GPU_UNROLL
+    for (int i = 0; i < N / 2; i++)
+        if (i < n)
+            s[i] = s[2 * i] + s[2 * i + 1];
+    return s[0];
+}
+
+/* What the rows of tile n, from r0 on, come to over the block: to the cluster what all of it needs of
+ * them, to memory for comb_kernel all of it. */
+GPU_FN void send_sums(const struct seam_job *j, struct whole_shared *s, int n, int64_t r0, int rank)
+{
+    int tid = (int)threadIdx.x, row = tid / (SEAM_PITCH / 4), quad = tid % (SEAM_PITCH / 4);
+    if (tid >= REDUCERS)
+        return;
+    float v[4][WAVES];
+    struct gpu_quad sum;
+    GPU_UNROLL
+    for (int w = 0; w < WAVES; w++) {
+        struct gpu_quad q = gpu_load4(s->sums[w][row] + 4 * quad);
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++)
+            v[i][w] = q.v[i];
+    }
     GPU_UNROLL
     for (int i = 0; i < 4; i++)
-        q->v[i] = wave_sum(q->v[i], RANKS);
+        sum.v[i] = tree<WAVES>(v[i]);
+    if (quad == 0 || quad == SEAM_SQUARES)
+        for (int i = 0; i < RANKS; i++)
+            send4(&s->pre[n % SLOTS][rank][row][quad != 0], sum, &s->pre_here[n % SLOTS], i);
+    if (r0 + row < j->a.n_rows)
+        gpu_store4(j->part + ((r0 + row) * RANKS + rank) * SEAM_PITCH + 4 * quad, sum);
 }
 
-/* Mix of the rows from r0 on: a quad for each of the first threads. */
-template <int T> GPU_FN void load_mix(struct gpu_quad *q, const struct seam_args *a, int64_t r0)
+/* The squares of tile n's input over the block. */
+GPU_FN void send_squares(struct whole_shared *s, int n, int rank)
 {
-    int64_t row = r0 + (int)threadIdx.x / (KERN_MIX / 4);
-    if ((int)threadIdx.x < T * TILE * (KERN_MIX / 4) && row < a->n_rows && a->y)
-        *q = gpu_load4(a->mix + row * KERN_MIX + (int)threadIdx.x % (KERN_MIX / 4) * 4);
-}
-template <int T> GPU_FN void put_mix(struct whole_shared<T> *s, int turn, const struct gpu_quad &q)
-{
-    if ((int)threadIdx.x < T * TILE * (KERN_MIX / 4))
-        s->mix[turn][(int)threadIdx.x / (KERN_MIX / 4)][(int)threadIdx.x % (KERN_MIX / 4)] = q;
-}
-
-/* A row's strip on its way to the second-level cache: every other strip takes the lines of two. */
-GPU_FN void expect_strip(const struct seam_args *a, int64_t t, int d)
-{
-    if (gpu_lane() % 4 || t >= a->n_rows)
+    int t = (int)threadIdx.x - SQUARERS, row = t / RANKS;
+    if (t < 0 || t >= TILE * RANKS)
         return;
-    const float *x = a->x + t * KERN_HC * a->dim + d;
+    send1(&s->square[n % SLOTS][row][rank], tree<WAVES>(s->squares[row]),
+          &s->square_here[n % SLOTS], t % RANKS);
+}
+
+/* Pre of the lane's row of tile n, by every wave for itself. */
+GPU_FN struct gpu_quad find_pre(const struct seam_args *a, struct whole_shared *s, int n,
+                                struct terms of)
+{
+    int g = gpu_lane() / 4, q = gpu_lane() % 4;
+    float sum[RANKS], square[RANKS], squares[4] = {};
+    struct gpu_quad pre;
+    slot_wait(&s->pre_here[n % SLOTS], n / SLOTS & 1);
+    if (threadIdx.x == 0)
+        slot_expect(&s->pre_here[n % SLOTS], PRE_BYTES);
+    GPU_UNROLL
+    for (int i = 0; i < RANKS; i++) {
+        sum[i] = s->pre[n % SLOTS][i][g][0].v[q];
+        square[i] = s->pre[n % SLOTS][i][g][1].v[q];
+    }
+    squares[0] = wave_sum(tree<RANKS>(square), 4);
+    float mine = seam_sigmoid(control(a, of, tree<RANKS>(sum), squares)) + a->hc_eps;
     GPU_UNROLL
     for (int k = 0; k < KERN_HC; k++)
-        gpu_prefetch(x + (int64_t)k * a->dim);
-    if (a->y)
-        gpu_prefetch(a->y + t * a->dim + d);
+        pre.v[k] = gpu_float(gpu_shfl(gpu_bits(mine), 4 * g + k));
+    return pre;
 }
 
-/* What the rows of a turn come to over the block, value by value. */
-template <int T> GPU_FN void add_waves(struct whole_shared<T> *s, int tile)
+/* The factor of the norm of the lane's row of tile n. */
+GPU_FN float find_factor(const struct seam_args *a, struct whole_shared *s, int n)
 {
-    int tid = (int)threadIdx.x, row = tid / SEAM_PITCH, i = tid % SEAM_PITCH;
-    float v[WAVES];
-    if (row >= TILE)
-        return;
+    slot_wait(&s->square_here[n % SLOTS], n / SLOTS & 1);
+    if (threadIdx.x == 0)
+        slot_expect(&s->square_here[n % SLOTS], SQUARE_BYTES);
+    const float *two = s->square[n % SLOTS][gpu_lane() / 4] + gpu_lane() % 4 * 2;
+    return seam_norm(wave_sum(two[0] + two[1], 4), a->dim, a->norm_eps);
+}
+
+/* A block's own of the model. */
+GPU_FN void start_whole(const struct seam_args *a, struct whole_shared *s, int d, int first)
+{
+    int wave = gpu_wave(), lane = gpu_lane(), tid = (int)threadIdx.x;
+    struct gpu_quad w[WORDS];
     GPU_UNROLL
-    for (int w = 0; w < WAVES; w++)
-        v[w] = s->sums[tile & 1][w][row][i];
-    s->all[tile * TILE + row][i] =
-        ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
-}
-
-/* Pre of all rows of the turn; the sums of this rank's share of the rows for comb_kernel. */
-template <int T>
-GPU_FN void finish_sums(const struct seam_job *j, struct whole_shared<T> *s, int64_t r0, int rank,
-                        struct terms of)
-{
-    enum { QUADS = SEAM_PITCH / 4, SUMS = T * QUADS * RANKS };
-    const struct seam_args *a = &j->a;
-    int other = (int)threadIdx.x % RANKS;
-    for (int i = (int)threadIdx.x; i < T * TILE * RANKS; i += WHOLE) {
-        int row = i / RANKS;
-        struct gpu_quad sum = cluster_load4(s->all[row], other);
-        struct gpu_quad squares = cluster_load4(s->all[row] + KERN_MIX, other);
-        rank_sum(&sum);
-        rank_sum(&squares);
-        float mine =
-            other % 2 ? (other & 2 ? sum.v[3] : sum.v[1]) : (other & 2 ? sum.v[2] : sum.v[0]);
-        if (other < KERN_HC)
-            s->pre[row][other] = seam_sigmoid(control(a, of, mine, squares.v)) + a->hc_eps;
-    }
-    for (int i = (int)threadIdx.x; i < (SUMS + 31) / 32 * 32; i += WHOLE) {
-        int row = rank * T + i / RANKS / QUADS, quad = i / RANKS % QUADS * 4;
-        struct gpu_quad sum = {};
-        if (i < SUMS)
-            sum = cluster_load4(s->all[row] + quad, other);
-        rank_sum(&sum);
-        if (i < SUMS && other == 0 && r0 + row < a->n_rows)
-            gpu_store4(j->part + (r0 + row) * SEAM_PITCH + quad, sum);
-    }
-}
-
-/* The factor of the norm for all rows of the turn, from squares over the waves. */
-template <int T> GPU_FN void finish_squares(const struct seam_args *a, struct whole_shared<T> *s)
-{
-    int tid = (int)threadIdx.x;
-    gpu_sync();
-    if (tid < T * TILE) {
-        float v[WAVES];
+    for (int c = 0; c < HERE; c++) { /* a lane's own: no barrier */
         GPU_UNROLL
-        for (int w = 0; w < WAVES; w++)
-            v[w] = s->squares[w][tid];
-        s->square[tid] = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+        for (int i = 0; i < WORDS; i++)
+            w[i] = load_weights(a, i / GROUPS, i % GROUPS, d + c * STRIP);
+        GPU_UNROLL
+        for (int i = 0; i < WORDS; i++)
+            s->weights[wave][c][i][lane] = split(w[i]);
     }
-    cluster_sync();
-    for (int i = tid; i < T * TILE * RANKS; i += WHOLE) {
-        float all = wave_sum(cluster_load(shared_at(s->square + i / RANKS), i % RANKS), RANKS);
-        if (i % RANKS == 0)
-            s->scale[i / RANKS] = seam_norm(all, a->dim, a->norm_eps);
+    if (tid < SHARE / 4)
+        s->norm[tid] = gpu_load4(a->norm + first + 4 * tid);
+    if (tid < SLOTS) {
+        slot_start(&s->pre_here[tid]);
+        slot_start(&s->square_here[tid]);
+        asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+        slot_expect(&s->pre_here[tid], PRE_BYTES);
+        slot_expect(&s->square_here[tid], SQUARE_BYTES);
     }
-    gpu_sync();
+    cluster_sync(); /* nobody sends before the barriers are there */
 }
 
-template <int T> GPU_KERNEL void GPU_BOUNDS(WHOLE, 1) whole_kernel(struct seam_job j)
+GPU_KERNEL void GPU_BOUNDS(WHOLE, 1) whole_kernel(struct seam_job j)
 {
-    GPU_DYNAMIC(struct whole_shared<T>, s);
+    GPU_DYNAMIC(struct whole_shared, s);
     const struct seam_args *a = &j.a;
-    int rank = (int)blockIdx.x % RANKS, clusters = (int)gridDim.x / RANKS, turn = 0;
+    int rank = (int)blockIdx.x % RANKS, clusters = (int)gridDim.x / RANKS, tid = (int)threadIdx.x;
     int wave = gpu_wave(), lane = gpu_lane(), g = lane / 4;
-    int d = rank * SHARE + wave * PIECE + lane % 4 * 4;
-    int64_t r0 = (int64_t)((int)blockIdx.x / RANKS) * T * TILE, step = (int64_t)clusters * T * TILE;
+    int d = rank * SHARE + wave * STRIP * HERE + lane % 4 * 4;
+    int first = (int)blockIdx.x / RANKS; /* tile */
+    int tiles = ((a->n_rows + TILE - 1) / TILE - first + clusters - 1) / clusters;
+    int step = clusters * TILE, r0 = first * TILE; /* of tile n */
     struct terms of = load_terms(a, lane % KERN_HC);
-    struct strip p = {};
-    struct gpu_quad mix = {};
+    struct strip p[HERE] = {};
+    uint32_t before[HERE][KERN_HC][2] = {}, u[HERE][2] = {};
     gpu_let_next();
-    for (int c = 0; c < STRIPS; c++) /* a lane's own: no barrier */
-        GPU_UNROLL
-    for (int i = 0; i < WORDS; i++)
-        s->weights[wave][c][i][lane] =
-            split(load_weights(a, i / GROUPS, i % GROUPS, d + c * STRIP));
+    start_whole(a, s, d, rank * SHARE);
     gpu_wait_before();
-    load_mix<T>(&mix, a, r0);
-    if (r0 + g < a->n_rows)
-        load_strip(&p, a, r0 + g, d);
-    put_mix(s, 0, mix);
+    GPU_UNROLL
+    for (int c = 0; c < HERE; c++)
+        if (r0 + g < a->n_rows)
+            load_strip(&p[c], a, r0 + g, d + c * STRIP);
+    if (tid < MIX_LOADERS && r0 + tid / (KERN_MIX / 4) < a->n_rows && a->y)
+        s->mix[0][0][tid] = gpu_load4(a->mix + r0 * (int64_t)KERN_MIX + 4 * tid);
     gpu_sync();
-    for (; r0 < a->n_rows; r0 += step, turn ^= 1) {
-        uint32_t v[T][STRIPS][KERN_HC][2];
-        GPU_UNROLL
-        for (int t = 0; t < T; t++) {
-            int64_t row = r0 + t * TILE + g;
-            int64_t far = t + AHEAD < T ? row + AHEAD * TILE : row + step + (AHEAD - T) * TILE;
-            float sum[2][2 * GROUPS], square[2];
+    for (int n = 0; n < tiles + 2; n++, r0 += step) {
+        uint32_t v[HERE][KERN_HC][2], next[HERE][2];
+        float sum[2 * GROUPS], square = 0;
+        struct gpu_quad mix = {};
+        bool there = n < tiles, more = tid < MIX_LOADERS && n + 1 < tiles && a->y &&
+                                       r0 + step + tid / (KERN_MIX / 4) < a->n_rows;
+        if (more)
+            mix = gpu_load4(a->mix + (r0 + step) * (int64_t)KERN_MIX + 4 * tid);
+        if (there)
+            GPU_UNROLL
+        for (int c = 0; c < HERE; c++) {
             struct controls m;
+            float one[2 * GROUPS], mine;
             GPU_UNROLL
             for (int i = 0; i < 1 + KERN_HC; i++)
-                m.v[i] = s->mix[turn][t * TILE + g][1 + i];
-            GPU_UNROLL
-            for (int c = 0; c < STRIPS; c++) {
-                int64_t next = c + 1 < STRIPS ? row : t + 1 < T ? row + TILE : r0 + step + g;
-                float one[2 * GROUPS], mine;
-                expand(v[t][c], &p, &m, a->y != NULL);
-                if (row < a->n_rows)
-                    store_strip(v[t][c], a, row, d + c * STRIP);
-                if (next < a->n_rows)
-                    load_strip(&p, a, next, d + (c + 1) % STRIPS * STRIP);
-                if (c % 2 == 0)
-                    expect_strip(a, far, d + c * STRIP);
-                strip_products(one, v[t][c], &s->weights[wave][c][0][lane], 32);
-                mine = square_sum(v[t][c]);
-                square[c / 2] = c % 2 ? square[c / 2] + mine : mine;
-                GPU_UNROLL
-                for (int i = 0; i < 2 * GROUPS; i++)
-                    sum[c / 2][i] = c % 2 ? sum[c / 2][i] + one[i] : one[i];
-            }
+                m.v[i] = s->mix[n & 1][g][1 + i];
+            expand(v[c], &p[c], &m, a->y != NULL);
+            if (n + 1 < tiles && r0 + step + g < a->n_rows)
+                load_strip(&p[c], a, r0 + step + g, d + c * STRIP);
+            if (r0 + g < a->n_rows)
+                store_strip(v[c], a, r0 + g, d + c * STRIP);
+            strip_products(one, v[c], &s->weights[wave][c][0][lane], 32);
+            mine = square_sum(v[c]);
+            square = c ? square + mine : mine;
             GPU_UNROLL
             for (int i = 0; i < 2 * GROUPS; i++)
-                sum[0][i] += sum[1][i];
-            put_sums(s->sums[t & 1][wave], sum[0], square[0] + square[1]);
-            gpu_sync();
-            add_waves(s, t);
+                sum[i] = c ? sum[i] + one[i] : one[i];
         }
-        load_mix<T>(&mix, a, r0 + step);
-        cluster_sync();
-        finish_sums(&j, s, r0, rank, of);
-        put_mix(s, turn ^ 1, mix);
-        gpu_sync();
-        GPU_UNROLL
-        for (int t = 0; t < T; t++) {
-            float square[STRIPS];
-            struct gpu_quad pre = gpu_load4(s->pre[t * TILE + g]);
+        gpu_sync(); /* the sums of the tile before have been read */
+        if (more)
+            s->mix[(n + 1) & 1][0][tid] = mix;
+        if (n && n <= tiles) {
+            struct gpu_quad pre = find_pre(a, s, n - 1, of);
+            float squares[HERE];
             GPU_UNROLL
-            for (int c = 0; c < STRIPS; c++) {
+            for (int c = 0; c < HERE; c++) {
                 struct gpu_quad x[KERN_HC];
                 GPU_UNROLL
                 for (int k = 0; k < KERN_HC; k++)
-                    x[k] = unpack(v[t][c][k]);
-                square[c] = wave_sum(collapse(x, pre.v), 4);
-                v[t][c][0][0] = gpu_pair(x[0].v[0], x[0].v[1]);
-                v[t][c][0][1] = gpu_pair(x[0].v[2], x[0].v[3]);
+                    x[k] = unpack(before[c][k]);
+                squares[c] = wave_sum(collapse(x, pre.v), 4);
+                next[c][0] = gpu_pair(x[0].v[0], x[0].v[1]);
+                next[c][1] = gpu_pair(x[0].v[2], x[0].v[3]);
             }
             if (lane % 4 == 0)
-                s->squares[wave][t * TILE + g] = (square[0] + square[1]) + (square[2] + square[3]);
+                s->squares[g][wave] = squares[0] + squares[1];
         }
-        finish_squares(a, s);
-        GPU_UNROLL
-        for (int c = 0; c < STRIPS; c++) {
-            struct gpu_quad norm = gpu_load4(a->norm + d + c * STRIP);
+        if (there)
+            put_sums(s->sums[wave], sum, square);
+        gpu_sync();
+        if (there)
+            send_sums(&j, s, n, r0, rank);
+        if (n && n <= tiles)
+            send_squares(s, n - 1, rank);
+        if (n > 1) {
+            float r = find_factor(a, s, n - 2);
+            int row = r0 - 2 * step + g;
             GPU_UNROLL
-            for (int t = 0; t < T; t++) {
-                int64_t row = r0 + t * TILE + g;
-                float r = s->scale[t * TILE + g];
-                struct gpu_quad u = unpack(v[t][c][0]);
+            for (int c = 0; c < HERE; c++) {
+                struct gpu_quad x = unpack(u[c]);
+                struct gpu_quad norm = s->norm[(wave * STRIP * HERE + c * STRIP) / 4 + lane % 4];
+                GPU_UNROLL
                 for (int i = 0; i < 4; i++)
-                    u.v[i] = gpu_bf16(u.v[i] * r * norm.v[i]);
+                    x.v[i] = gpu_bf16(x.v[i] * r * norm.v[i]);
                 if (row < a->n_rows)
-                    gpu_store4(a->out + row * a->dim + d + c * STRIP, u);
+                    gpu_store4(a->out + row * (int64_t)a->dim + d + c * STRIP, x);
             }
         }
+        GPU_UNROLL
+        for (int i = 0; i < HERE * KERN_HC * 2; i++)
+            before[i / 8][i / 2 % 4][i % 2] = v[i / 8][i / 2 % 4][i % 2];
+        GPU_UNROLL
+        for (int i = 0; i < HERE * 2; i++)
+            u[i / 2][i % 2] = next[i / 2][i % 2];
     }
-    cluster_sync(); /* others may still be reading */
+    cluster_sync(); /* nobody leaves while others send to it */
 }
 
 /* Row i/4 of the softmax in one thread: as soft_entry. */
@@ -487,8 +536,19 @@ GPU_KERNEL void comb_kernel(struct seam_job j)
     struct gpu_quad sum[SEAM_PITCH / 4];
     float *mix = a->mix + row * KERN_MIX, m[KERN_HC][KERN_HC];
     GPU_UNROLL
-    for (int i = 0; i < SEAM_PITCH / 4; i++)
-        sum[i] = gpu_load4(j.part + row * SEAM_PITCH + 4 * i);
+    for (int i = 0; i < SEAM_PITCH / 4; i++) {
+        float v[4][RANKS];
+        GPU_UNROLL
+        for (int r = 0; r < RANKS; r++) {
+            struct gpu_quad q = gpu_load4(j.part + (row * RANKS + r) * SEAM_PITCH + 4 * i);
+            GPU_UNROLL
+            for (int k = 0; k < 4; k++)
+                v[k][r] = q.v[k];
+        }
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++)
+            sum[i].v[k] = tree<RANKS>(v[k]);
+    }
     GPU_UNROLL
     for (int i = 0; i < KERN_MIX; i++) {
         float z = control(a, load_terms(a, i), sum[i / 4].v[i % 4], sum[SEAM_SQUARES].v);
@@ -509,39 +569,30 @@ GPU_KERNEL void comb_kernel(struct seam_job j)
 }
 
 /* Clusters that the card holds at once. */
-template <int T> static int clusters_at_once(void)
+static int clusters_at_once(void)
 {
     static thread_local int n;
-    void (*kernel)(struct seam_job) = whole_kernel<T>;
     cudaLaunchAttribute how = {};
     cudaLaunchConfig_t c = {};
     if (n)
         return n;
-    gpu_allow_shared((const void *)kernel, sizeof(struct whole_shared<T>));
+    gpu_allow_shared((const void *)whole_kernel, sizeof(struct whole_shared));
     how.id = cudaLaunchAttributeClusterDimension;
     how.val.clusterDim = {RANKS, 1, 1};
     c.gridDim = dim3(RANKS);
     c.blockDim = dim3(WHOLE);
-    c.dynamicSmemBytes = sizeof(struct whole_shared<T>);
+    c.dynamicSmemBytes = sizeof(struct whole_shared);
     c.attrs = &how;
     c.numAttrs = 1;
-    if (cudaOccupancyMaxActiveClusters(&n, kernel, &c) != cudaSuccess || n < 1) {
+    if (cudaOccupancyMaxActiveClusters(&n, whole_kernel, &c) != cudaSuccess || n < 1) {
         (void)cudaGetLastError();
         n = 16;
     }
     return n;
 }
 
-template <int T> static void launch_whole(struct stream *s, const struct seam_job *j)
-{
-    int64_t clusters = FST_MIN(div_up(j->a.n_rows, T * TILE), (int64_t)clusters_at_once<T>());
-    sm90_launch(whole_kernel<T>, clusters * RANKS, WHOLE, sizeof(struct whole_shared<T>), RANKS, s,
-                *j);
-    gpu_launch_early(comb_kernel, div_up(j->a.n_rows, COMBERS), COMBERS, 0, s, *j);
-}
-
-/* Rows from which one pass over them outweighs a block's 196 KB of weights. */
-enum { MANY = 512 };
+/* Rows from which one pass over them outweighs a block's 196 KB of weights and two turns without a tile. */
+enum { MANY = 1024 };
 
 static bool whole(const struct seam_args *a)
 {
@@ -549,7 +600,9 @@ static bool whole(const struct seam_args *a)
 }
 static void run_whole(struct stream *s, const struct seam_job *j)
 {
-    launch_whole<4>(s, j);
+    int64_t clusters = FST_MIN(div_up(j->a.n_rows, TILE), (int64_t)clusters_at_once());
+    sm90_launch(whole_kernel, clusters * RANKS, WHOLE, sizeof(struct whole_shared), RANKS, s, *j);
+    gpu_launch_early(comb_kernel, div_up(j->a.n_rows, COMBERS), COMBERS, 0, s, *j);
 }
 
 #else /* the emulation has no clusters */
@@ -576,7 +629,7 @@ SM90_ENTRY(seam)
     if (a->n_rows <= 0)
         return FST_OK;
     if (whole(a)) {
-        j.part = gpu_take<float>(&c, (int64_t)a->n_rows * SEAM_PITCH);
+        j.part = gpu_take<float>(&c, (int64_t)a->n_rows * RANKS * SEAM_PITCH);
         run_whole(s, &j);
         return gpu_done("seam");
     }
