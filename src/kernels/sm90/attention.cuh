@@ -223,12 +223,12 @@ GPU_FN void round_own(const float *x, struct gpu_words out[2])
     }
 }
 
-/* The factor of a lane's 16 codes: the row's scales are twice a byte, one for 4 lanes. */
+/* The scale of a lane's 16 codes, as mma_unpack takes it: the row's are twice a byte, one for 4 lanes. */
 GPU_FN uint32_t find_scale(const struct raw_part *r, int part)
 {
     uint32_t u = part & 16 ? r->b.w[2] : r->b.w[0], v = part & 16 ? r->b.w[3] : r->b.w[1];
     uint32_t both = mma_bytes(u, v, (uint32_t)(part / 4 % 4) * 0x2222u);
-    return mma_code_scale(both & 0x00ff00ffu);
+    return both & 0x00ff00ffu;
 }
 
 /* The same 16 values into row `key` of a block; at is best the same in all lanes of a wave.  Lanes of odd blocks

@@ -16,8 +16,8 @@ enum {
     MULTIPLIER_REGISTERS = 192,
     LOADER_REGISTERS = 64,          /* together 256: all of a processor's, over 4 warpgroups */
     MANY_BLOCKS = MMA_SIZE(132, 5), /* one per processor */
-    AHEAD = 4,                      /* keys of a wave on their way */
-    PLACES = 4,                     /* rows of a block that are in work at once */
+    HINTED = 3,                     /* pieces from its hint to where a key is loaded */
+    PLACES = 8,                     /* rows of a block that are in work at once, 5, and more */
     WINDOW_PIECES = WINDOW / TILE,
     /* barriers */
     TILE_FULL = 1, /* and the next: of the two tiles */
@@ -30,7 +30,7 @@ enum {
 struct many_shared {
     struct place w[PLACES];
     struct ending end[PLACES];
-    int32_t at[WINDOW + 2 * THREADS]; /* places of keys, and of a piece more */
+    int32_t at[WINDOW]; /* places of keys */
     struct piece_stat stat;
     struct gpu_words weight[STEPS * MMA_GROUP];
 };
@@ -53,16 +53,15 @@ GPU_FN int loader_wave(void)
     return gpu_wave() - WAVES;
 }
 
-/* Places of the keys of pieces p .. of a row, as many as there is room for, and of the piece behind; where
- * there is no key, row 0.  Two keys of a thread at once, which hides some of the three loads that each may
- * take one after another. */
+/* Places of the keys of pieces p .. of a row, as many as there is room for.  Several keys of a thread at
+ * once, which hides most of the three loads that each may take one after another. */
 GPU_FN void find_places(const struct attention_sm90_job *j, const struct place *w, int p,
                         int32_t *at)
 {
-    enum { AT_ONCE = 2 };
-    for (int first = loader(); first < WINDOW + TILE; first += AT_ONCE * THREADS) {
+    enum { AT_ONCE = 3 };
+    for (int first = loader(); first < WINDOW; first += AT_ONCE * THREADS) {
         struct seek k[AT_ONCE];
-        if (p + first / TILE > w->n)
+        if (p + first / TILE >= w->n)
             break;
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE; i++) {
@@ -74,7 +73,8 @@ GPU_FN void find_places(const struct attention_sm90_job *j, const struct place *
             seek_page(j, w, &k[i]);
         GPU_UNROLL
         for (int i = 0; i < AT_ONCE; i++)
-            at[first + i * THREADS] = k[i].x < 0 ? 0 : seek_end(j, w, &k[i]);
+            if (first + i * THREADS < WINDOW)
+                at[first + i * THREADS] = seek_end(j, w, &k[i]);
     }
 }
 
@@ -97,120 +97,186 @@ GPU_FN void next_queries(const struct attention_sm90_job *j, const struct many *
     if (j->a.packed)
         load_packed<THREADS>(j, w->t, w->group, b->q, loader());
     else
-        load_queries<WAVES, 1>(j, w->t, w->group, b->q, loader() / 32);
-    copies_wait<0>();
+        load_queries<WAVES, 2>(j, w->t, w->group, b->q, loader() / 32);
 }
 
-/* A lane's 16 values of the keys that it loads: where they are, of row 0 of the layer and of the step; what
- * is loaded second lies `second` further; where they go in a tile.  A wave has the keys of its number and
- * every WAVES-th, lanes of odd blocks those of the next or last wave: their chunks are crossed otherwise
- * then, and 8 neighbours meet no bank twice. */
+/* What a lane does for a tile.  Codes go through registers, all of a tile at once: what a wave waits for is
+ * then one trip to the card's memory a tile, and no other.  (With four keys under way, each loaded where
+ * one had been unpacked, the compiler counted all loads together and a tile took three trips.)  The wave has
+ * the keys of its number and every WAVES-th, lanes of odd blocks those of the next or last wave: their
+ * chunks are crossed otherwise then, and 8 neighbours meet no bank twice. */
 struct route {
-    const uint8_t *layer, *own;
-    int line, second, first, to[2]; /* bytes of a row of the layer; the lane's first key */
+    int first,
+        to; /* the lane's first key; where the first chunk of it goes in a tile, the second beside it */
+};
+GPU_FN struct route find_route(int part)
+{
+    int key = loader_wave() ^ (part / 4 & 1);
+    return {key, part / 4 * BLOCK_BYTES + mma_place(key, part % 4 * 2)};
+}
+
+struct codes {
+    struct gpu_words c[UNITS];
+    uint32_t even,
+        odd; /* scales of key lane/4, of blocks 2(lane%4) and the next, whose keys are crossed */
+    uint32_t there; /* bit u: key u of the lane has codes */
 };
 
-GPU_FN struct route find_route(const struct attention_sm90_job *j, int part)
+GPU_FN const uint8_t *coded_row(const struct attention_sm90_job *j, int32_t at)
 {
-    struct sources s = find_sources(j, part);
-    int odd = part / 4 & 1, key = loader_wave() ^ odd, block = part / 4 * BLOCK_BYTES;
-    return {s.layer.p,
-            s.own.p - s.own.line, /* its rows are numbered from -1 down */
-            s.layer.line,
-            s.layer.second,
-            key,
-            {block + mma_place(key, part % 4 * 2), block + mma_place(key, part % 4 * 2 + 1)}};
+    return j->l.nope + (int64_t)FST_MAX(at, 0) * ROWS_FP8_BYTES;
 }
-
-/* As fetch and put, with less to work out for a key: the loaders' instructions are what a piece takes. */
-GPU_FN struct raw_part fetch_key(const struct route *r, int32_t at)
+/* The codes of a tile whose keys are at `at`: on their way.  Of other rows anything. */
+GPU_FN void fetch_codes(const struct attention_sm90_job *j, const int32_t *at, struct codes *x)
 {
-    bool mine = at < 0;
-    const uint8_t *p = mine ? r->own : r->layer;
-    struct raw_part x;
-    p += (int64_t)at * (mine ? -2 * DIM : r->line);
-    x.a = gpu_load16(p);
-    x.b = gpu_load16(p + (mine ? 16 : r->second));
-    return x;
-}
-GPU_FN void put_key(const struct route *r, const struct raw_part *raw, bool codes, int part,
-                    uint8_t *to)
-{
-    struct gpu_words out[2] = {raw->a, raw->b};
-    if (codes)
-        mma_unpack(raw->a, find_scale(raw, part), out);
-    mma_store16(to + r->to[0], out[0]);
-    mma_store16(to + r->to[1], out[1]);
-}
-
-/* Rows of a tile beyond its keys: nothing, whatever was loaded for them. */
-GPU_FN void clear_keys(const struct route *r, int keys, uint8_t *tile)
-{
-    GPU_ROLLED
-    for (int u = 0; u < UNITS; u++)
-        if (r->first + u * WAVES >= keys) {
-            mma_store16(tile + r->to[0] + u * WAVES * MMA_LINE, {});
-            mma_store16(tile + r->to[1] + u * WAVES * MMA_LINE, {});
-        }
-}
-
-/* Pieces p .. last-1 of a row, whose keys' places are known: tiles t .. of the block. */
-GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b,
-                        const struct place *w, int p, int last, int t)
-{
-    int part = mma_anew(gpu_lane());
-    struct route r = find_route(j, part);
-    const int32_t *at = b->s->at + r.first;
-    bool codes = has_codes(j, part);
-    struct raw_part raw[AHEAD];
+    int part = mma_anew(gpu_lane()), first = find_route(part).first, wave = loader_wave();
+    x->there = 0;
+    if (j->l.format != ROW_FP8)
+        return;
+    int32_t even = at[wave + part / 4 * WAVES], odd = at[(wave ^ 1) + part / 4 * WAVES];
+    const uint8_t *scale = coded_row(j, even) + ROWS_FP8_NOPE + part % 4 * 4;
+    x->even = *(const uint16_t *)(const void *)scale;
+    scale = coded_row(j, odd) + ROWS_FP8_NOPE + part % 4 * 4 + 2;
+    x->odd = *(const uint16_t *)(const void *)scale;
     GPU_UNROLL
-    for (int u = 0; u < AHEAD; u++)
-        raw[u] = fetch_key(&r, at[u * WAVES]);
-    for (; p < last; p++, t++, at += TILE) {
-        uint8_t *tile = b->tile + t % 2 * TILE_BYTES;
-        int keys = piece_keys(w, p);
-        if (t >= 2)
-            part_sync(TILE_FREE + t % 2, BOTH);
-        GPU_UNROLL
-        for (int u = 0; u < UNITS; u++) {
-            put_key(&r, &raw[u % AHEAD], codes && at[u * WAVES] >= 0, part,
-                    tile + u * WAVES * MMA_LINE);
-            raw[u % AHEAD] = fetch_key(&r, at[(u + AHEAD) * WAVES]);
-        }
-        if (keys < TILE)
-            clear_keys(&r, keys, tile);
-        if (p == 0)
-            next_queries(j, b, w, t == 0);
-        shared_to_wgmma();
-        part_arrive(TILE_FULL + t % 2, BOTH);
+    for (int u = 0; u < UNITS; u++) {
+        int32_t mine = at[first + u * WAVES];
+        x->c[u] = gpu_load16(coded_row(j, mine) + 16 * part);
+        x->there |= mine >= 0 && part < ROWS_FP8_NOPE / 16 ? 1u << u : 0;
     }
 }
 
-/* They are up to two pieces ahead of what is multiplied, and a row more of what is stored: so the place
- * that is overwritten is of a row that is over. */
+/* What lies as bf16 goes straight into the tile: rope dims, and whole rows if any of the tile may be such or
+ * is none, which is zeros. */
+GPU_FN void copy_plain(const struct attention_sm90_job *j, const int32_t *at, bool any,
+                       uint8_t *tile)
+{
+    bool fp8 = j->l.format == ROW_FP8;
+    int lane = mma_anew(gpu_lane()), wave = loader_wave();
+    GPU_UNROLL
+    for (int i = 0; i < UNITS / 4; i++) {
+        int key = wave + (lane / 8 + 4 * i) * WAVES, c = lane % 8;
+        int32_t x = at[key];
+        if (fp8 && x >= 0)
+            mma_copy16(tile + ROWS_FP8_NOPE / MMA_BLOCK * BLOCK_BYTES + mma_place(key, c),
+                       j->l.rope + (int64_t)x * ROWS_ROPE_BYTES + 16 * c);
+    }
+    GPU_ROLLED
+    for (int key = wave; any && key < TILE; key += WAVES) {
+        int32_t x = at[key];
+        const uint8_t *p = x < 0 ? (const uint8_t *)j->own + (int64_t)(-1 - x) * DIM * 2
+                                 : j->l.nope + (int64_t)x * DIM * 2;
+        if (fp8 && x >= 0)
+            continue;
+        GPU_UNROLL
+        for (int i = 0; i < 2; i++) {
+            int c = lane + 32 * i;
+            uint8_t *to = tile + c / 8 * BLOCK_BYTES + mma_place(key, c % 8);
+            if (x == NO_KEY)
+                mma_store16(to, {});
+            else
+                mma_copy16(to, p + 16 * c);
+        }
+    }
+    copies_end();
+}
+
+GPU_FN void put_codes(const struct codes *x, uint8_t *tile)
+{
+    int part = mma_anew(gpu_lane());
+    uint8_t *to = tile + find_route(part).to, *beside = tile + (find_route(part).to ^ 16);
+    uint32_t scales = mma_bytes(x->even, x->odd, 0x5410);
+    int crossed = part / 4 & 1;
+    GPU_UNROLL
+    for (int u = 0; u < UNITS; u++) {
+        /* of wave w, keys w + 8u and (w ^ 1) + 8u: neighbouring halves of a word of lane 4u .. 4u+3 */
+        uint32_t both = gpu_shfl(scales, 4 * u + part / 8);
+        struct gpu_words out[2];
+        if (!(x->there >> u & 1))
+            continue;
+        mma_unpack(x->c[u], mma_bytes(both, 0, crossed ? 0x4242 : 0x4040), out);
+        mma_store16(to + u * WAVES * MMA_LINE, out[0]);
+        mma_store16(beside + u * WAVES * MMA_LINE, out[1]);
+    }
+}
+
+/* Rows that a later piece loads, towards the card's cache: a trip to its memory takes 1,500 clocks. */
+GPU_FN void hint_piece(const struct attention_sm90_job *j, const int32_t *at)
+{
+    enum { EACH = THREADS / TILE };
+    int32_t x = at[loader() / EACH];
+    int line = loader() % EACH;
+    if (j->l.format != ROW_FP8 || x < 0)
+        return;
+    gpu_prefetch(coded_row(j, x) + line * (ROWS_FP8_BYTES / EACH));
+    if (line == 0)
+        gpu_prefetch(j->l.rope + (int64_t)x * ROWS_ROPE_BYTES);
+}
+
+/* Where item i of the block is, and what the end of its row needs. */
+GPU_FN void find_row(const struct attention_sm90_job *j, const struct many *b, int i, int row)
+{
+    if (loader() < 32) {
+        struct place mine;
+        find_place(j, i, &mine);
+        mine.n = FST_MAX(1, mine.n); /* a row without keys has an empty piece: its sums are 0 */
+        if (gpu_lane() == 0)
+            b->s->w[row % PLACES] = mine;
+    } else
+        load_ending(j, i / j->groups, i % j->groups, &b->s->end[row % PLACES], loader() - 32);
+}
+
+/* Pieces p .. last-1 of row `row` of the block, whose keys' places are known: tiles t .. of the block.
+ * next: the item after it, to be looked up while the first codes are on their way; -1: none. */
+GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b,
+                        const struct place *w, int p, int last, int t, int row, int next)
+{
+    const int32_t *at = b->s->at;
+    struct codes x;
+    fetch_codes(j, at, &x);
+    for (int i = 1; i < FST_MIN(HINTED, last - p); i++)
+        hint_piece(j, at + i * TILE);
+    if (p == 0 && next >= 0) {
+        hint_queries(j, next);
+        find_row(j, b, next, row + 1);
+    }
+    for (; p < last; p++, t++, at += TILE) {
+        uint8_t *tile = b->tile + t % 2 * TILE_BYTES;
+        struct range of = keys_piece(w->r, p);
+        bool any = of.kind == RANGE_POSITIONS || j->l.format != ROW_FP8 || of.hi - of.lo + 1 < TILE;
+        if (p + HINTED < last)
+            hint_piece(j, at + HINTED * TILE);
+        if (t >= 2)
+            part_sync(TILE_FREE + t % 2, BOTH);
+        copy_plain(j, at, any, tile);
+        put_codes(&x, tile);
+        if (p == 0)
+            next_queries(j, b, w, t == 0);
+        copies_wait<0>();
+        shared_to_wgmma(); /* waits for loads too: so the next ones go out behind it */
+        part_arrive(TILE_FULL + t % 2, BOTH);
+        if (p + 1 < last)
+            fetch_codes(j, at + TILE, &x);
+    }
+}
+
+/* They are up to two pieces ahead of what is multiplied, and a row more of what is stored; the row after that
+ * is looked up already: of rows of one piece, five are in work. */
 GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
 {
-    int row = 0, t = 0, step = (int)gridDim.x;
-    for (int i = (int)blockIdx.x; i < j->rows.n_rows * j->groups; i += step, row++) {
-        struct place *w = &b->s->w[row % PLACES];
-        if (loader() < 32) {
-            struct place mine;
-            find_place(j, i, &mine);
-            mine.n = FST_MAX(1, mine.n); /* a row without keys has an empty piece: its sums are 0 */
-            if (gpu_lane() == 0)
-                *w = mine;
-        } else
-            load_ending(j, i / j->groups, i % j->groups, &b->s->end[row % PLACES], loader() - 32);
-        if (i + step < j->rows.n_rows * j->groups)
-            hint_queries(j, i + step);
+    int row = 0, t = 0, step = (int)gridDim.x, items = j->rows.n_rows * j->groups;
+    find_row(j, b, (int)blockIdx.x, 0);
+    for (int i = (int)blockIdx.x; i < items; i += step, row++) {
+        const struct place *w = &b->s->w[row % PLACES];
         part_sync(LOADERS, THREADS);
         for (int p = 0; p < w->n; p += WINDOW_PIECES) {
             int last = FST_MIN(w->n, p + WINDOW_PIECES);
             find_places(j, w, p, b->s->at);
             part_sync(LOADERS, THREADS);
-            load_pieces(j, b, w, p, last, t);
+            load_pieces(j, b, w, p, last, t, row, i + step < items ? i + step : -1);
             t += last - p;
-            part_sync(LOADERS, THREADS); /* nobody is in the places any more */
+            if (last < w->n)
+                part_sync(LOADERS, THREADS); /* nobody is in the places any more */
         }
     }
 }
