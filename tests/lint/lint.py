@@ -53,7 +53,7 @@ TOOL_EXCEPTIONS = {
 INTERFACE = {
     "base": "base banned json options log pool file utf8 number hash arena rng clock progress",
     "device": "device fill",
-    "kernels": "kernels mat rows philox",
+    "kernels": "kernels mat rows philox self_test",
     "weights": "weights config rope",
     "tokenizer": "tokenizer",
     "chat": "chat parse stream",
