@@ -379,6 +379,17 @@ GPU_FN uint32_t gpu_pair(float low, float high) /* both are bf16 values */
 {
     return gpu_bits(low) >> 16 | (gpu_bits(high) & 0xffff0000u);
 }
+/* The nearest two, in one instruction where there is one. */
+GPU_FN uint32_t gpu_nearest_pair(float low, float high)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return gpu_pair(gpu_bf16(low), gpu_bf16(high));
+#endif
+}
 GPU_FN float gpu_e8m0(uint32_t b)
 {
     return gpu_float(b ? b << 23 : 0x00400000u);
@@ -433,10 +444,15 @@ GPU_FN float gpu_fp8_round(float x, uint32_t code)
 {
     return gpu_e4m3(gpu_e4m3_encode(x * gpu_e8m0(254 - code))) * gpu_e8m0(code);
 }
+/* By adding and taking away what has the grid's step in its last bit: 1/2 below 2, then twice that from 2
+ * and from 4 on.  Ties to even, as gpu_e2m1_encode has them. */
 GPU_FN float gpu_fp4_round(float x, uint32_t code)
 {
-    float up = gpu_e8m0(code);
-    return gpu_e2m1(gpu_e2m1_encode(x / up)) * up;
+    float a = fminf(fabsf(x * gpu_e8m0(254 - code)), 6.0f);
+    uint32_t power = gpu_bits(a) & 0x7f800000u;
+    float far = gpu_float((power < 0x3f800000u ? 0x3f800000u : power) + (22u << 23));
+    a = (a + far) - far;
+    return gpu_float(gpu_bits(a) | (gpu_bits(x) & 0x80000000u)) * gpu_e8m0(code);
 }
 /* A number in the order of the floats: zeros equal, what is no number lowest, 0. */
 GPU_FN uint32_t gpu_ordered(float x)

@@ -198,8 +198,8 @@ struct heads_job {
     float *q, *qi; /* q packed: bf16 in its place */
     const float *cs;
     int n_rows, n_heads, head_dim, rope_dim, index_heads, index_dim;
-    float norm_eps;
-    int64_t q_blocks; /* the first ones, for q */
+    float norm_eps, index_scale; /* of the Hadamard transform */
+    int q_blocks;                /* the first ones, for q */
 };
 
 /* Eight values of q, as they lie in memory. */
@@ -298,54 +298,102 @@ GPU_FN void finish_query(float *q, int64_t at, int dim, int rope_dim, const floa
     }
 }
 
-/* A head of the indexer, by dim/4 neighbouring lanes: rotation, Hadamard, FP4 grid in blocks of 32. */
-GPU_FN void finish_index(float *q, int dim, int rope_dim, const float *cs, bool there)
+/* Four values to the nearest bf16. */
+GPU_FN void nearest4(float *y)
 {
-    int d = 4 * (gpu_lane() % (dim / 4));
-    float y[4], top = 0, scale = 1.0f / sqrtf((float)dim);
-    struct gpu_quad v = gpu_load4(q + d);
-    turn(&v, angles_of(cs, d, dim, rope_dim));
+    GPU_UNROLL
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t pair = gpu_nearest_pair(y[i], y[i + 1]);
+        y[i] = gpu_low(pair);
+        y[i + 1] = gpu_high(pair);
+    }
+}
+
+/* A head of the indexer, by dim/4 neighbouring lanes: rotation, Hadamard, FP4 grid in blocks of 32. */
+GPU_FN void finish_index(struct gpu_quad *v, const struct gpu_quad &angle, int dim, float scale)
+{
+    float y[4], top = 0;
+    turn(v, angle);
     for (int i = 0; i < 4; i++)
-        y[i] = gpu_bf16(v.v[i]);
+        y[i] = v->v[i];
+    nearest4(y);
     GPU_UNROLL
     for (int h = 1; h < INDEX_MAX; h *= 2)
         if (h < dim)
             rows_hadamard(y, h);
     GPU_UNROLL
-    for (int i = 0; i < 4; i++) {
-        y[i] = gpu_bf16(y[i] * scale);
-        top = fmaxf(top, fabsf(y[i]));
-    }
-    uint32_t code = gpu_fp4_code(wave_max(top, 32 / 4)); /* lanes that hold one block */
     for (int i = 0; i < 4; i++)
-        v.v[i] = gpu_fp4_round(y[i], code);
-    if (there)
-        gpu_store4(q + d, v);
+        y[i] *= scale;
+    nearest4(y);
+    GPU_UNROLL
+    for (int i = 0; i < 4; i++)
+        top = fmaxf(top, fabsf(y[i]));
+    uint32_t code = gpu_fp4_code(wave_max(top, 32 / 4)); /* lanes that hold one block */
+    GPU_UNROLL
+    for (int i = 0; i < 4; i++)
+        v->v[i] = gpu_fp4_round(y[i], code);
 }
 
-/* Heads of qi that a block takes. */
+/* Heads of qi that a block takes at once. */
 GPU_BOTH int index_heads_here(const struct heads_job &j)
 {
     return 4 * HEAD_THREADS / j.index_dim;
 }
 
-/* A wave per head of q, then one per few heads of qi. */
-template <int O, bool PACKED>
+/* EACH times so many, whose loads are under way together. */
+template <int EACH> GPU_FN void finish_indexes(const struct heads_job &j, int block)
+{
+    int here = index_heads_here(j), last = j.n_rows * j.index_heads - 1;
+    int d = 4 * ((int)threadIdx.x % (j.index_dim / 4));
+    int first = block * EACH * here + 4 * (int)threadIdx.x / j.index_dim;
+    struct gpu_quad v[EACH], angle[EACH];
+    GPU_UNROLL
+    for (int i = 0; i < EACH; i++) {
+        int h = FST_MIN(first + i * here, last);
+        v[i] = gpu_load4(j.qi + (int64_t)h * j.index_dim + d);
+        angle[i] =
+            angles_of(j.cs + (int64_t)(h / j.index_heads) * j.rope_dim, d, j.index_dim, j.rope_dim);
+    }
+    GPU_UNROLL
+    for (int i = 0; i < EACH; i++) {
+        finish_index(&v[i], angle[i], j.index_dim, j.index_scale);
+        if (first + i * here <= last)
+            gpu_store4(j.qi + (int64_t)(first + i * here) * j.index_dim + d, v[i]);
+    }
+}
+
+/* A wave per head of q, then one per few heads of qi.  Heads are counted in 32 bits: a division in 64 is as
+ * long as a head's norm. */
+template <int O, bool PACKED, int EACH>
 GPU_KERNEL void GPU_BOUNDS(HEAD_THREADS, O <= 2 ? 8 : 2) heads_kernel(struct heads_job j)
 {
     gpu_start();
-    int64_t h = (int64_t)blockIdx.x * HEAD_WAVES + gpu_wave(), n = (int64_t)j.n_rows * j.n_heads;
-    if ((int64_t)blockIdx.x < j.q_blocks) {
-        if (h < n) /* the whole wave */
-            finish_query<O, PACKED>(j.q, h * j.head_dim, j.head_dim, j.rope_dim,
-                                    j.cs + h / j.n_heads * j.rope_dim, j.norm_eps);
-        return;
-    }
-    n = ((int64_t)blockIdx.x - j.q_blocks) * index_heads_here(j) +
-        4 * (int)threadIdx.x / j.index_dim;
-    h = FST_MIN(n, (int64_t)j.n_rows * j.index_heads - 1);
-    finish_index(j.qi + h * j.index_dim, j.index_dim, j.rope_dim,
-                 j.cs + h / j.index_heads * j.rope_dim, n == h);
+    int block = (int)blockIdx.x, h = block * HEAD_WAVES + gpu_wave();
+    if (block >= j.q_blocks)
+        finish_indexes<EACH>(j, block - j.q_blocks);
+    else if (h < j.n_rows * j.n_heads) /* the whole wave */
+        finish_query<O, PACKED>(j.q, (int64_t)h * j.head_dim, j.head_dim, j.rope_dim,
+                                j.cs + (int64_t)(h / j.n_heads) * j.rope_dim, j.norm_eps);
+}
+
+/* Heads of qi from which there are enough blocks with INDEX_EACH times as many of them. */
+#if defined(__CUDACC__) || defined(__HIPCC__)
+enum { INDEX_EACH = 4, INDEX_FILL = 4 * 132 * 8 * INDEX_EACH };
+#else
+enum { INDEX_EACH = 4, INDEX_FILL = 100 };
+#endif
+
+template <int O> static void run_heads(const struct heads_job &j, bool packed, struct stream *s)
+{
+    int64_t blocks = j.q_blocks, heads = (int64_t)j.n_rows * j.index_heads;
+    bool many = O <= 2 && heads >= INDEX_FILL;
+    if (heads)
+        blocks += div_up(heads, (int64_t)index_heads_here(j) * (many ? INDEX_EACH : 1));
+    enum { EACH = O <= 2 ? INDEX_EACH : 1 };
+    gpu_launch_early(packed ? many ? heads_kernel<O, true, EACH> : heads_kernel<O, true, 1>
+                     : many ? heads_kernel<O, false, EACH>
+                            : heads_kernel<O, false, 1>,
+                     blocks, HEAD_THREADS, 0, s, j);
 }
 
 static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t0, int n)
@@ -366,19 +414,16 @@ static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t
                           with ? a->index_heads : 0,
                           with ? a->index_dim : 0,
                           a->norm_eps,
-                          div_up((int64_t)n * a->n_heads, HEAD_WAVES)};
+                          with ? 1.0f / sqrtf((float)a->index_dim) : 0,
+                          (int)div_up((int64_t)n * a->n_heads, HEAD_WAVES)};
     add(&b, &c, &in, a->wq_b, j.q, wide, a->packed ? LIN_PACK : LIN_ROUND);
     add(&b, &c, &in, a->idx_wq_b, j.qi, index, LIN_ROUND);
     lin_make(s, &in, &b);
-    int64_t blocks = j.q_blocks;
-    if (with)
-        blocks += div_up((int64_t)n * j.index_heads, index_heads_here(j));
-    bool narrow = j.head_dim <= 2 * 8 * GPU_WAVE;
     enum { WIDE = HEAD_MAX / 8 / GPU_WAVE };
-    gpu_launch_early(a->packed ? narrow ? heads_kernel<2, true> : heads_kernel<WIDE, true>
-                     : narrow ? heads_kernel<2, false>
-                               : heads_kernel<WIDE, false>,
-                     blocks, HEAD_THREADS, 0, s, j);
+    if (j.head_dim <= 2 * 8 * GPU_WAVE)
+        run_heads<2>(j, a->packed, s);
+    else
+        run_heads<WIDE>(j, a->packed, s);
 }
 
 GPU_ENTRY(q_path)

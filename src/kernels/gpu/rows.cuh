@@ -223,12 +223,13 @@ GPU_FN void rows_hadamard(float (&y)[4], int h)
 {
     float x[4];
     bool upper = h >= 4 && gpu_lane() & (h / 4);
+    float own = upper ? -1.0f : 1.0f; /* times y: exact, and one instruction with the sum */
     GPU_UNROLL
     for (int i = 0; i < 4; i++)
         x[i] = h < 4 ? y[i ^ (h % 4)] : wave_xor(y[i], h / 4);
     GPU_UNROLL
     for (int i = 0; i < 4; i++)
-        y[i] = upper || (h < 4 && i & h) ? x[i] - y[i] : y[i] + x[i];
+        y[i] = h >= 4 ? fmaf(own, y[i], x[i]) : i & h ? x[i] - y[i] : y[i] + x[i];
 }
 
 GPU_FN float rows_largest(const float (&x)[4])

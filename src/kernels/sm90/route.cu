@@ -298,7 +298,11 @@ GPU_KERNEL void GPU_BOUNDS(THREADS, 2) slab_kernel(struct gate_job j)
 enum {
     TALL_EXPERTS = 256,
     TALL_ROWS = 64,
-    TALL_WAVE = 64, /* experts of a wave, by 32 rows */
+    TALL_WAVE =
+        32, /* experts of a wave, by 32 rows: 16 waves, of which some multiply while others load */
+    TALL_ACROSS = TALL_EXPERTS / TALL_WAVE,
+    TALL_THREADS = 32 * 2 * TALL_ACROSS,
+    TALL_SUMS = TALL_WAVE * (TALL_ROWS / 2) / 32, /* of a thread */
     TALL_SLOTS = 3,
     TALL_STAGES = 2 * SLICES * WAVES,
     TALL_AHEAD = 5, /* stages between a line's way to the second-level cache and its load */
@@ -306,7 +310,7 @@ enum {
 };
 struct alignas(128) tall_shared {
     uint8_t gate[TALL_SLOTS][TALL_EXPERTS * LINE], x[TALL_SLOTS][TALL_ROWS * LINE];
-    float sum[TALL_WAVE][THREADS]; /* each thread's own */
+    float sum[TALL_SUMS][TALL_THREADS]; /* each thread's own */
 };
 
 /* A stage is the even or the odd C steps of a part: first input of step i. */
@@ -321,8 +325,8 @@ GPU_FN void copy_gate(struct tall_shared *s, const struct gate_job &j, int e0, i
     enum { CHUNKS = 4 * C };
     if (stage < TALL_STAGES)
         GPU_UNROLL
-    for (int k = 0; k < TALL_EXPERTS * CHUNKS / THREADS; k++) {
-        int i = (int)threadIdx.x + k * THREADS, e = i / CHUNKS, c = i % CHUNKS;
+    for (int k = 0; k < TALL_EXPERTS * CHUNKS / TALL_THREADS; k++) {
+        int i = (int)threadIdx.x + k * TALL_THREADS, e = i / CHUNKS, c = i % CHUNKS;
         mma_copy16(s->gate[stage % TALL_SLOTS] + place(e, c, LINE),
                    j.gate + (int64_t)(e0 + e) * j.n_in + stage_at<C>(stage, c / 4) + c % 4 * 8);
     }
@@ -331,23 +335,18 @@ GPU_FN void copy_gate(struct tall_shared *s, const struct gate_job &j, int e0, i
 
 /* A thread's part of the rows' inputs. */
 template <int C>
-GPU_FN void load_tall(struct octet (&o)[C], const struct gate_job &j, int64_t r0, int stage)
+GPU_FN void load_tall(struct octet *o, const struct gate_job &j, int64_t r0, int stage)
 {
-    GPU_UNROLL
-    for (int k = 0; k < C; k++) {
-        int i = (int)threadIdx.x + k * THREADS, c = i % (4 * C);
-        if (stage < TALL_STAGES)
-            load_octet(&o[k], j, r0 + i / (4 * C), stage_at<C>(stage, c / 4) + c % 4 * 8);
-    }
+    int i = (int)threadIdx.x, c = i % (4 * C);
+    static_assert(TALL_ROWS * 4 * C <= TALL_THREADS, "one octet a thread");
+    if (stage < TALL_STAGES && i < TALL_ROWS * 4 * C)
+        load_octet(o, j, r0 + i / (4 * C), stage_at<C>(stage, c / 4) + c % 4 * 8);
 }
-template <int C>
-GPU_FN void store_tall(struct tall_shared *s, const struct octet (&o)[C], int stage)
+template <int C> GPU_FN void store_tall(struct tall_shared *s, const struct octet &o, int stage)
 {
-    GPU_UNROLL
-    for (int k = 0; k < C; k++) {
-        int i = (int)threadIdx.x + k * THREADS;
-        store_octet(s->x[stage % TALL_SLOTS] + place(i / (4 * C), i % (4 * C), LINE), o[k]);
-    }
+    int i = (int)threadIdx.x;
+    if (i < TALL_ROWS * 4 * C)
+        store_octet(s->x[stage % TALL_SLOTS] + place(i / (4 * C), i % (4 * C), LINE), o);
 }
 template <int C> GPU_FN void expect_tall(const struct gate_job &j, int64_t r0, int stage)
 {
@@ -357,26 +356,27 @@ template <int C> GPU_FN void expect_tall(const struct gate_job &j, int64_t r0, i
         gpu_prefetch(j.x + row * j.n_in + stage_at<C>(stage, tid % C));
 }
 
-/* C: steps of a sum.  Waves: four times 64 experts, twice 32 rows. */
-template <int C> GPU_KERNEL void GPU_BOUNDS(THREADS, 1) tall_kernel(struct gate_job j)
+/* C: steps of a sum.  Waves: eight times 32 experts, twice 32 rows. */
+template <int C> GPU_KERNEL void GPU_BOUNDS(TALL_THREADS, 1) tall_kernel(struct gate_job j)
 {
     GPU_DYNAMIC(struct tall_shared, s);
     enum { M = TALL_WAVE / TILE, N = TALL_ROWS / 2 / ROWS };
     int tiles = j.n / TALL_EXPERTS, e0 = (int)blockIdx.x % tiles * TALL_EXPERTS,
         tid = (int)threadIdx.x;
-    int my_e = gpu_wave() % 4 * TALL_WAVE, my_r = gpu_wave() / 4 * (TALL_ROWS / 2);
+    int my_e = gpu_wave() % TALL_ACROSS * TALL_WAVE;
+    int my_r = gpu_wave() / TALL_ACROSS * (TALL_ROWS / 2);
     int64_t r0 = (int64_t)((int)blockIdx.x / tiles) * TALL_ROWS;
     float sum[M][N][4];
-    struct octet o[C];
+    struct octet o = {};
     gpu_let_next();
     copy_gate<C>(s, j, e0, 0);
     copy_gate<C>(s, j, e0, 1);
     gpu_wait_before();
     for (int i = 2; i < TALL_AHEAD; i++)
         expect_tall<C>(j, r0, i);
-    load_tall<C>(o, j, r0, 0);
+    load_tall<C>(&o, j, r0, 0);
     store_tall<C>(s, o, 0);
-    load_tall<C>(o, j, r0, 1);
+    load_tall<C>(&o, j, r0, 1);
     for (int stage = 0; stage < TALL_STAGES; stage++) {
         float d[M][N][4];
         mma_copies_wait<1>();
@@ -384,7 +384,7 @@ template <int C> GPU_KERNEL void GPU_BOUNDS(THREADS, 1) tall_kernel(struct gate_
         copy_gate<C>(s, j, e0, stage + 2);
         if (stage + 1 < TALL_STAGES)
             store_tall<C>(s, o, stage + 1);
-        load_tall<C>(o, j, r0, stage + 2);
+        load_tall<C>(&o, j, r0, stage + 2);
         expect_tall<C>(j, r0, stage + TALL_AHEAD);
         zero(d);
         GPU_UNROLL
@@ -487,8 +487,8 @@ static bool fits(const struct mat *m)
            m->n_in <= WIDTH * STEPS_MAX;
 }
 
-/* Rows from which a block for each 64 of them fills the card. */
-enum { MANY = MMA_SIZE(2048, 64) };
+/* Rows from which a block for each 64 of them, however few blocks, takes less time than slabs. */
+enum { MANY = MMA_SIZE(3072, 64) };
 
 static bool tall(const struct route_args *a)
 {
@@ -503,7 +503,7 @@ static void run_tall(const struct route_args *a, const struct gate_job *j, struc
     FST_ASSERT(a->k <= ROUTE_K);
     FST_ASSERT(a->tid2eid || a->bias);
     gpu_launch_early(j->n_in == 2 * WIDTH ? tall_kernel<1> : tall_kernel<2>,
-                     div_up(j->n_rows, TALL_ROWS) * (j->n / TALL_EXPERTS), THREADS,
+                     div_up(j->n_rows, TALL_ROWS) * (j->n / TALL_EXPERTS), TALL_THREADS,
                      sizeof(struct tall_shared), s, *j);
     gpu_launch_early(choose_rows_kernel, div_up(j->n_rows, CHOICE_WAVES), CHOICE_WAVES * 32, 0, s,
                      c);

@@ -523,32 +523,40 @@ GPU_FN void soft_row(float m[KERN_HC], float eps)
         m[k] = fmaf(m[k], s, eps);
 }
 
-enum { COMBERS = 64 };
+enum { COMB_ROWS = 32, COMB_QUADS = SEAM_PITCH / 4, COMBERS = COMB_ROWS * COMB_QUADS };
 
-/* A thread has a row: pre again, post, comb. */
+/* A thread adds up four sums of a row over the cluster's blocks, whose loads are under way together; then
+ * one has a row: pre again, post, comb. */
 GPU_KERNEL void comb_kernel(struct seam_job j)
 {
+    GPU_SHARED struct gpu_quad sums[COMBERS];
     gpu_start();
     const struct seam_args *a = &j.a;
-    int64_t row = (int64_t)blockIdx.x * COMBERS + threadIdx.x;
-    if (row >= a->n_rows)
-        return;
-    struct gpu_quad sum[SEAM_PITCH / 4];
-    float *mix = a->mix + row * KERN_MIX, m[KERN_HC][KERN_HC];
+    int64_t row0 = (int64_t)blockIdx.x * COMB_ROWS, mine = row0 + (int)threadIdx.x / COMB_QUADS;
+    float v[4][RANKS];
+    struct gpu_quad sum[COMB_QUADS];
     GPU_UNROLL
-    for (int i = 0; i < SEAM_PITCH / 4; i++) {
-        float v[4][RANKS];
-        GPU_UNROLL
-        for (int r = 0; r < RANKS; r++) {
-            struct gpu_quad q = gpu_load4(j.part + (row * RANKS + r) * SEAM_PITCH + 4 * i);
-            GPU_UNROLL
-            for (int k = 0; k < 4; k++)
-                v[k][r] = q.v[k];
-        }
+    for (int r = 0; r < RANKS; r++) {
+        struct gpu_quad q = {};
+        if (mine < a->n_rows)
+            q = gpu_load4(j.part + (mine * RANKS + r) * SEAM_PITCH +
+                          4 * ((int)threadIdx.x % COMB_QUADS));
         GPU_UNROLL
         for (int k = 0; k < 4; k++)
-            sum[i].v[k] = tree<RANKS>(v[k]);
+            v[k][r] = q.v[k];
     }
+    GPU_UNROLL
+    for (int k = 0; k < 4; k++)
+        sum[0].v[k] = tree<RANKS>(v[k]);
+    sums[threadIdx.x] = sum[0];
+    gpu_sync();
+    int64_t row = row0 + threadIdx.x;
+    if ((int)threadIdx.x >= COMB_ROWS || row >= a->n_rows)
+        return;
+    float *mix = a->mix + row * KERN_MIX, m[KERN_HC][KERN_HC];
+    GPU_UNROLL
+    for (int i = 0; i < COMB_QUADS; i++)
+        sum[i] = sums[(int)threadIdx.x * COMB_QUADS + i];
     GPU_UNROLL
     for (int i = 0; i < KERN_MIX; i++) {
         float z = control(a, load_terms(a, i), sum[i / 4].v[i % 4], sum[SEAM_SQUARES].v);
@@ -602,7 +610,7 @@ static void run_whole(struct stream *s, const struct seam_job *j)
 {
     int64_t clusters = FST_MIN(div_up(j->a.n_rows, TILE), (int64_t)clusters_at_once());
     sm90_launch(whole_kernel, clusters * RANKS, WHOLE, sizeof(struct whole_shared), RANKS, s, *j);
-    gpu_launch_early(comb_kernel, div_up(j->a.n_rows, COMBERS), COMBERS, 0, s, *j);
+    gpu_launch_early(comb_kernel, div_up(j->a.n_rows, COMB_ROWS), COMBERS, 0, s, *j);
 }
 
 #else /* the emulation has no clusters */
