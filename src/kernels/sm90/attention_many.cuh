@@ -311,10 +311,14 @@ GPU_FN void next_weights(const struct attention_sm90_job *j, const struct many *
             {mine[k][0], mine[k][1], mine[k][2], mine[k][3]}};
     put_stat(&b->s->stat, top, den);
     part_sync(MULTIPLIERS, THREADS);
-    GPU_UNROLL
-    for (int i = 0; i < 4 * STEPS; i++)
-        a[i / 4][i % 4] = weight[i / 4 * MMA_GROUP].w[i % 4];
     get_stat(&b->s->stat, &both);
+    GPU_UNROLL
+    for (int k = 0; k < STEPS; k++) { /* word by word, 8 neighbours meet 4 times in a bank */
+        struct gpu_words x = gpu_load16(weight + k * MMA_GROUP);
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++)
+            a[k][i] = x.w[i];
+    }
     weigh(g, &both, shrink, factor);
     scale_weights(a, factor);
     shrink_sums(o, shrink);
@@ -330,11 +334,12 @@ GPU_FN int multiply_row(const struct attention_sm90_job *j, const struct many *b
     start_scores(b, t, s);
     for (int p = 0; p < w->n; p++, t++) {
         uint32_t a[STEPS][4];
+        int keys = piece_keys(w, p);
         wgmma_wait<0>();
         wgmma_hold(s);
         if (p == w->n - 1)
             part_arrive(QUERIES_FREE, BOTH);
-        next_weights(j, b, piece_keys(w, p), s, &g, a, o);
+        next_weights(j, b, keys, s, &g, a, o);
         start_values(a, b->tile + t % 2 * TILE_BYTES + my_half() * 4 * BLOCK_BYTES, BLOCK_BYTES, o);
         if (p + 1 < w->n) {
             start_scores(b, t + 1, s);
