@@ -386,10 +386,17 @@ GPU_FN void first_stages(const struct attention_sm90_job *j, struct value_shared
     } else
         load_ending(j, j->first + block / j->groups, block % j->groups, &s->end,
                     (int)threadIdx.x - 32);
+    using V = value_shape<BLOCKS>;
+    struct raw_part more[V::LOADS]; /* both at once: there are registers for it yet */
     find_window(j, 0, s);
-    fetch_stage<BLOCKS>(j, s->at, slice, raw);
-    next_stage<BLOCKS>(j, s, 0, slice, raw, tile);
-    next_stage<BLOCKS>(j, s, value_shape<BLOCKS>::PIECES, slice, raw, tile);
+    const int32_t *at = s->at, *then = at + V::KEYS;
+    fetch_stage<BLOCKS>(j, at, slice, raw);
+    fetch_stage<BLOCKS>(j, then, slice, more);
+    put_stage<BLOCKS>(j, at, slice, raw, tile);
+    put_stage<BLOCKS>(j, then, slice, more, tile + 4 * BLOCK_BYTES);
+    shared_to_wgmma();
+    if (2 * V::PIECES < s->w.n)
+        fetch_stage<BLOCKS>(j, then + V::KEYS, slice, raw);
 }
 
 /* All that needs no weights is done while score_kernel runs: that one waited for all that keys depend on,
