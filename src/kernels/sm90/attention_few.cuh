@@ -27,6 +27,8 @@ GPU_FN void start_scores(const struct attention_sm90_job *j, const uint8_t *q, c
         if (next)
             put_key(j, mine[u], &raw[u], u, next);
     }
+    if (next)
+        put_own_keys<UNITS>(j, at, 0, next);
 }
 
 struct score_shared {
@@ -97,6 +99,7 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
     GPU_UNROLL
     for (int u = 0; u < UNITS; u++)
         put_key(j, mine[u], &raw[u], u, b->tile);
+    put_own_keys<UNITS>(j, b->s->at[0], 0, b->tile);
     if (p + b->step < w->n)
         fetch_tile(j, b->s->at[1], raw);
     copies_wait<0>();
@@ -200,6 +203,7 @@ GPU_KERNEL void GPU_BOUNDS(THREADS, 1) half_kernel(struct attention_sm90_job j)
     GPU_UNROLL
     for (int u = 0; u < MINE; u++)
         put_key(&j, at[u * WAVES], &raw[u], u + half * MINE, b.tile);
+    put_own_keys<MINE>(&j, b.s->at[0], half * MINE, b.tile);
     copies_wait<0>();
     shared_to_wgmma();
     gpu_sync();
@@ -287,6 +291,8 @@ GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int
     for (int u = 0; u < V::LOADS; u++)
         put(j, &raw[u], at[key + u * V::ROWS], slice * V::LINE + mine, tile + mine / 4 * V::BYTES,
             key + u * V::ROWS, mine / 4 & 1);
+    put_own<V::LOADS>(j, at + key, slice * V::LINE + mine, tile + mine / 4 * V::BYTES, key,
+                      V::ROWS);
 }
 
 /* Of a piece, what score_kernel left for this thread. */
