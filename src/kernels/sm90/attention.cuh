@@ -231,8 +231,8 @@ GPU_FN uint32_t find_scale(const struct raw_part *r, int part)
     return both & 0x00ff00ffu;
 }
 
-/* The same 16 values into row `key` of a block, unless put_own has to; at is best the same in all lanes of a wave.  Lanes of odd blocks
- * write their second chunk first, so that 8 neighbours meet no bank twice. */
+/* The same 16 values into row `key` of a block, unless put_own has to; at is best the same in all lanes of a
+ * wave.  Lanes of odd blocks write their second chunk first, so that 8 neighbours meet no bank twice. */
 GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, int32_t at, int part,
                 uint8_t *block, int key, int swap)
 {
