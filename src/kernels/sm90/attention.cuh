@@ -22,7 +22,7 @@ enum {
     WINDOW = 1024,                  /* places of keys in shared memory at a time */
     SCORE_FILL = MMA_SIZE(132, 12), /* blocks of score_kernel, one per processor */
     SLICE_FILL = 2 * SCORE_FILL,    /* of value_kernel<1>, two */
-    WHOLE_FROM = MMA_SIZE(40, 16),  /* rows and groups of heads from which whole_kernel is faster */
+    WHOLE_FROM = MMA_SIZE(28, 16),  /* rows and groups of heads from which whole_kernel is faster */
     OWN_FROM = MMA_SIZE(32, 8)      /* rows from which the step's own are packed as bf16 */
 };
 #define NO_KEY INT32_MIN
@@ -231,8 +231,8 @@ GPU_FN uint32_t find_scale(const struct raw_part *r, int part)
     return both & 0x00ff00ffu;
 }
 
-/* The same 16 values into row `key` of a block; at is best the same in all lanes of a wave.  Lanes of odd blocks
- * write their second chunk first, so that 8 neighbours meet no bank twice. */
+/* The same 16 values into row `key` of a block, unless put_own has to; at is best the same in all lanes of a
+ * wave.  Lanes of odd blocks write their second chunk first, so that 8 neighbours meet no bank twice. */
 GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, int32_t at, int part,
                 uint8_t *block, int key, int swap)
 {
@@ -241,11 +241,28 @@ GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, in
         mma_unpack(r->a, find_scale(r, part), out);
     else if (at == NO_KEY)
         out[0] = out[1] = {};
-    else if (at < 0 && !j->own)
-        round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
     int c = part % 4 * 2;
     mma_store16(block + mma_place(key, c + swap), swap ? out[1] : out[0]);
     mma_store16(block + mma_place(key, c + 1 - swap), swap ? out[0] : out[1]);
+}
+
+/* A lane's keys of the step, N keys of which it has, `step` apart in `at` and in the tile, where they are not
+ * packed: over what put left in their place.  One after another: there are few, and the code of the others
+ * is half as long without them. */
+template <int N>
+GPU_FN void put_own(const struct attention_sm90_job *j, const int32_t *at, int part, uint8_t *block,
+                    int key, int step)
+{
+    GPU_ROLLED
+    for (int u = 0; u < N && !j->own; u++) {
+        int32_t x = at[u * step];
+        struct gpu_words out[2];
+        if (x >= 0 || x == NO_KEY)
+            continue;
+        round_own(j->a.kv + (int64_t)(-1 - x) * DIM + 16 * part, out);
+        for (int i = 0; i < 2; i++)
+            mma_store16(block + mma_place(key + u * step, part % 4 * 2 + i), out[i]);
+    }
 }
 
 /* A wave loads whole keys: wave w has w, w+8, .. */
@@ -265,7 +282,15 @@ GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
     for (int u = 0; u < UNITS; u++)
         raw[u] = fetch(&s, mine[u]);
 }
-/* The wave's u-th key. */
+/* Those of the wave's N keys from the first-th on that are of the step. */
+template <int N>
+GPU_FN void put_own_keys(const struct attention_sm90_job *j, const int32_t *at, int first,
+                         uint8_t *tile)
+{
+    int part = gpu_lane(), key = gpu_wave() + first * WAVES;
+    put_own<N>(j, at + key, part, tile + part / 4 * BLOCK_BYTES, key, WAVES);
+}
+/* The wave's u-th key, unless it is of the step. */
 GPU_FN void put_key(const struct attention_sm90_job *j, int32_t at, const struct raw_part *raw,
                     int u, uint8_t *tile)
 {

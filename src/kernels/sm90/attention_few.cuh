@@ -27,6 +27,8 @@ GPU_FN void start_scores(const struct attention_sm90_job *j, const uint8_t *q, c
         if (next)
             put_key(j, mine[u], &raw[u], u, next);
     }
+    if (next)
+        put_own_keys<UNITS>(j, at, 0, next);
 }
 
 struct score_shared {
@@ -97,6 +99,7 @@ GPU_FN void first_turn(const struct attention_sm90_job *j, int block, const stru
     GPU_UNROLL
     for (int u = 0; u < UNITS; u++)
         put_key(j, mine[u], &raw[u], u, b->tile);
+    put_own_keys<UNITS>(j, b->s->at[0], 0, b->tile);
     if (p + b->step < w->n)
         fetch_tile(j, b->s->at[1], raw);
     copies_wait<0>();
@@ -200,6 +203,7 @@ GPU_KERNEL void GPU_BOUNDS(THREADS, 1) half_kernel(struct attention_sm90_job j)
     GPU_UNROLL
     for (int u = 0; u < MINE; u++)
         put_key(&j, at[u * WAVES], &raw[u], u + half * MINE, b.tile);
+    put_own_keys<MINE>(&j, b.s->at[0], half * MINE, b.tile);
     copies_wait<0>();
     shared_to_wgmma();
     gpu_sync();
@@ -241,15 +245,24 @@ struct value_shared {
 };
 enum { VALUE_BYTES = 2 * 4 * BLOCK_BYTES + MMA_ALIGN + (int)sizeof(struct value_shared) };
 
-/* Places of the keys of pieces p .. of the row, as many as there is room for. */
+/* Places of the keys of pieces p .. of the row, as many as there is room for.  A thread's keys step by step, not
+ * one after another, which were eight trips to the card's memory instead of two. */
 GPU_FN void find_window(const struct attention_sm90_job *j, int p, struct value_shared *s)
 {
     gpu_sync();
+    enum { EACH = WINDOW / THREADS };
+    struct seek k[EACH];
     GPU_UNROLL
-    for (int i = 0; i < WINDOW / THREADS; i++) {
+    for (int i = 0; i < EACH; i++) {
         int key = (int)threadIdx.x + i * THREADS;
-        s->at[key] = find_key(j, &s->w, p + key / TILE, key % TILE);
+        seek_start(j, &s->w, p + key / TILE, key % TILE, NULL, &k[i]);
     }
+    GPU_UNROLL
+    for (int i = 0; i < EACH; i++)
+        seek_page(j, &s->w, &k[i]);
+    GPU_UNROLL
+    for (int i = 0; i < EACH; i++)
+        s->at[(int)threadIdx.x + i * THREADS] = seek_end(j, &s->w, &k[i]);
     gpu_sync();
 }
 
@@ -278,6 +291,8 @@ GPU_FN void put_stage(const struct attention_sm90_job *j, const int32_t *at, int
     for (int u = 0; u < V::LOADS; u++)
         put(j, &raw[u], at[key + u * V::ROWS], slice * V::LINE + mine, tile + mine / 4 * V::BYTES,
             key + u * V::ROWS, mine / 4 & 1);
+    put_own<V::LOADS>(j, at + key, slice * V::LINE + mine, tile + mine / 4 * V::BYTES, key,
+                      V::ROWS);
 }
 
 /* Of a piece, what score_kernel left for this thread. */
@@ -299,46 +314,50 @@ GPU_FN void fetch_weights(const struct attention_sm90_job *j, const struct place
     get_stat(j->stat + piece, &x->stat);
 }
 
-/* A piece as its product takes it. */
-struct ready {
-    uint32_t a[STEPS][4];
-    float shrink[2];
-};
-
-GPU_FN void prepare(const struct weighed *x, struct weigher *g, struct ready *r)
-{
-    uint32_t factor[2][2];
-    GPU_UNROLL
-    for (int i = 0; i < 4 * STEPS; i++)
-        r->a[i / 4][i % 4] = x->a[i / 4].w[i % 4];
-    weigh(g, &x->stat, r->shrink, factor);
-    scale_weights(r->a, factor);
-}
-
-/* Pieces p .. of a stage, whose weights x has; then x has those of the next stage.  A piece is made ready
- * while the product of the one before runs. */
+/* Pieces p .. of a stage, whose weights x has; then x has those of the next stage.  All of a stage are relative
+ * to the largest maximum up to its end, which are powers of two, so that nothing waits for the sums within a
+ * stage: a product takes 128 clocks, and 280 more until one sees it.  Pieces beyond the last have rows and
+ * weights of zeros: behind a condition the compiler would let every product wait for the one before. */
 template <int BLOCKS>
 GPU_FN void add_stage(const struct attention_sm90_job *j, const struct place *w, int p,
                       const uint8_t *rows, struct weighed *x, struct weigher *g,
                       float (&o)[value_shape<BLOCKS>::SUMS])
 {
     using V = value_shape<BLOCKS>;
-    struct ready r;
-    prepare(&x[0], g, &r);
+    uint32_t a[V::PIECES][STEPS][4];
+    float before[2] = {g->top[0], g->top[1]}, shrink[2];
     GPU_UNROLL
     for (int i = 0; i < V::PIECES; i++) {
-        struct ready next = {};
-        if (p + i >= w->n)
-            break;
-        shrink_sums(o, r.shrink);
-        start_values(r.a, rows + i * BLOCK_BYTES, V::BYTES, o);
-        if (i + 1 < V::PIECES && p + i + 1 < w->n)
-            prepare(&x[(i + 1) % V::PIECES], g, &next);
-        fetch_weights(j, w, p + i + V::PIECES, &x[i]);
-        wgmma_wait<0>();
-        wgmma_hold(o);
-        r = next;
+        uint32_t unused[2][2];
+        if (p + i < w->n)
+            weigh(g, &x[i].stat, shrink, unused);
     }
+    GPU_UNROLL
+    for (int i = 0; i < V::PIECES; i++) {
+        uint32_t factor[2][2];
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            bool there = p + i < w->n;
+            float f = there ? power(x[i].stat.top[k / 2][k % 2] - g->top[k % 2]) : 0;
+            factor[k / 2][k % 2] = gpu_pair(f, f);
+        }
+        GPU_UNROLL
+        for (int k = 0; k < 4 * STEPS; k++)
+            a[i][k / 4][k % 4] = x[i].a[k / 4].w[k % 4];
+        scale_weights(a[i], factor);
+    }
+    GPU_UNROLL
+    for (int r = 0; r < 2; r++)
+        shrink[r] = power(before[r] - g->top[r]);
+    shrink_sums(o, shrink);
+    GPU_UNROLL
+    for (int i = 0; i < V::PIECES; i++)
+        start_values(a[i], rows + i * BLOCK_BYTES, V::BYTES, o);
+    GPU_UNROLL
+    for (int i = 0; i < V::PIECES; i++)
+        fetch_weights(j, w, p + i + V::PIECES, &x[i]);
+    wgmma_wait<0>();
+    wgmma_hold(o);
 }
 
 /* The stage at piece p, which is loaded, into its tile; then the loads of the next one go out. */
@@ -373,10 +392,17 @@ GPU_FN void first_stages(const struct attention_sm90_job *j, struct value_shared
     } else
         load_ending(j, j->first + block / j->groups, block % j->groups, &s->end,
                     (int)threadIdx.x - 32);
+    using V = value_shape<BLOCKS>;
+    struct raw_part more[V::LOADS]; /* both at once: there are registers for it yet */
     find_window(j, 0, s);
-    fetch_stage<BLOCKS>(j, s->at, slice, raw);
-    next_stage<BLOCKS>(j, s, 0, slice, raw, tile);
-    next_stage<BLOCKS>(j, s, value_shape<BLOCKS>::PIECES, slice, raw, tile);
+    const int32_t *at = s->at, *then = at + V::KEYS;
+    fetch_stage<BLOCKS>(j, at, slice, raw);
+    fetch_stage<BLOCKS>(j, then, slice, more);
+    put_stage<BLOCKS>(j, at, slice, raw, tile);
+    put_stage<BLOCKS>(j, then, slice, more, tile + 4 * BLOCK_BYTES);
+    shared_to_wgmma();
+    if (2 * V::PIECES < s->w.n)
+        fetch_stage<BLOCKS>(j, then + V::KEYS, slice, raw);
 }
 
 /* All that needs no weights is done while score_kernel runs: that one waited for all that keys depend on,

@@ -3,9 +3,11 @@
  *
  * Two warpgroups multiply; two others load and unpack, up to two pieces ahead and over the end of a row.
  * A piece takes 1,536 clocks for its scores (bound by shared memory: every k16 step of 32 keys reads 2 KB
- * of queries and 1 KB of keys) and 1,024 for its values; meanwhile its loaders have 1,400 instructions on
- * each of the four schedulers, its multipliers 1,100.  So none may wait for the other.  The multipliers hold
- * 128 sums a thread; setmaxnreg shares the registers out. */
+ * of queries and 1 KB of keys) and 1,024 for its values; between the two the matrix units rest for about
+ * 600, while weights are found.  Meanwhile its loaders have some 800 instructions on each of the four
+ * schedulers, most of them on a unit that takes one in two clocks; they begin with a tile when it is free,
+ * with its codes in registers, and have 2,100 clocks.  The multipliers hold 128 sums a thread; setmaxnreg
+ * shares the registers out. */
 #ifndef FST_KERNELS_SM90_ATTENTION_MANY_CUH
 #define FST_KERNELS_SM90_ATTENTION_MANY_CUH
 
@@ -88,16 +90,13 @@ GPU_FN void hint_queries(const struct attention_sm90_job *j, int item)
         gpu_prefetch((const uint8_t *)j->a.q + at + i);
 }
 
-/* The queries of a row, once the multipliers are through with those of the row before. */
-GPU_FN void next_queries(const struct attention_sm90_job *j, const struct many *b,
-                         const struct place *w, bool first)
+/* The queries of an item: on their way.  Before, the multipliers must be through with those of the last one. */
+GPU_FN void start_queries(const struct attention_sm90_job *j, const struct many *b, int item)
 {
-    if (!first)
-        part_sync(QUERIES_FREE, BOTH);
     if (j->a.packed)
-        load_packed<THREADS>(j, w->t, w->group, b->q, loader());
+        load_packed<THREADS>(j, item / j->groups, item % j->groups, b->q, loader());
     else
-        load_queries<WAVES, 2>(j, w->t, w->group, b->q, loader() / 32);
+        load_queries<WAVES, 2>(j, item / j->groups, item % j->groups, b->q, loader() / 32);
 }
 
 /* What a lane does for a tile.  Codes go through registers, all of a tile at once: what a wave waits for is
@@ -187,11 +186,14 @@ GPU_FN void put_codes(const struct codes *x, uint8_t *tile)
     uint8_t *to = tile + find_route(part).to, *beside = tile + (find_route(part).to ^ 16);
     uint32_t scales = mma_bytes(x->even, x->odd, 0x5410);
     int crossed = part / 4 & 1;
+    /* of wave w, keys w + 8u and (w ^ 1) + 8u: neighbouring halves of a word of lane 4u .. 4u+3 */
+    uint32_t next = gpu_shfl(scales, part / 8);
     GPU_UNROLL
     for (int u = 0; u < UNITS; u++) {
-        /* of wave w, keys w + 8u and (w ^ 1) + 8u: neighbouring halves of a word of lane 4u .. 4u+3 */
-        uint32_t both = gpu_shfl(scales, 4 * u + part / 8);
+        uint32_t both = next;
         struct gpu_words out[2];
+        if (u + 1 < UNITS)
+            next = gpu_shfl(scales, 4 * (u + 1) + part / 8);
         if (!(x->there >> u & 1))
             continue;
         mma_unpack(x->c[u], mma_bytes(both, 0, crossed ? 0x4242 : 0x4040), out);
@@ -250,8 +252,10 @@ GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b
             part_sync(TILE_FREE + t % 2, BOTH);
         copy_plain(j, at, any, tile);
         put_codes(&x, tile);
-        if (p == 0)
-            next_queries(j, b, w, t == 0);
+        if (p == 0 && row > 0) {
+            part_sync(QUERIES_FREE, BOTH);
+            start_queries(j, b, w->t * j->groups + w->group);
+        }
         copies_wait<0>();
         shared_to_wgmma(); /* waits for loads too: so the next ones go out behind it */
         part_arrive(TILE_FULL + t % 2, BOTH);
@@ -265,6 +269,7 @@ GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b
 GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
 {
     int row = 0, t = 0, step = (int)gridDim.x, items = j->rows.n_rows * j->groups;
+    start_queries(j, b, (int)blockIdx.x); /* they come while keys are looked up: 2 us */
     find_row(j, b, (int)blockIdx.x, 0);
     for (int i = (int)blockIdx.x; i < items; i += step, row++) {
         const struct place *w = &b->s->w[row % PLACES];
@@ -311,10 +316,14 @@ GPU_FN void next_weights(const struct attention_sm90_job *j, const struct many *
             {mine[k][0], mine[k][1], mine[k][2], mine[k][3]}};
     put_stat(&b->s->stat, top, den);
     part_sync(MULTIPLIERS, THREADS);
-    GPU_UNROLL
-    for (int i = 0; i < 4 * STEPS; i++)
-        a[i / 4][i % 4] = weight[i / 4 * MMA_GROUP].w[i % 4];
     get_stat(&b->s->stat, &both);
+    GPU_UNROLL
+    for (int k = 0; k < STEPS; k++) { /* word by word, 8 neighbours meet 4 times in a bank */
+        struct gpu_words x = gpu_load16(weight + k * MMA_GROUP);
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++)
+            a[k][i] = x.w[i];
+    }
     weigh(g, &both, shrink, factor);
     scale_weights(a, factor);
     shrink_sums(o, shrink);
@@ -330,11 +339,12 @@ GPU_FN int multiply_row(const struct attention_sm90_job *j, const struct many *b
     start_scores(b, t, s);
     for (int p = 0; p < w->n; p++, t++) {
         uint32_t a[STEPS][4];
+        int keys = piece_keys(w, p);
         wgmma_wait<0>();
         wgmma_hold(s);
         if (p == w->n - 1)
             part_arrive(QUERIES_FREE, BOTH);
-        next_weights(j, b, piece_keys(w, p), s, &g, a, o);
+        next_weights(j, b, keys, s, &g, a, o);
         start_values(a, b->tile + t % 2 * TILE_BYTES + my_half() * 4 * BLOCK_BYTES, BLOCK_BYTES, o);
         if (p + 1 < w->n) {
             start_scores(b, t + 1, s);

@@ -103,13 +103,17 @@ GPU_FN void find_weights(const struct attention_sm90_job *j, int keys, float (&s
         den[r] = 0;
     }
     GPU_UNROLL
-    for (int i = 0; i < 16; i++) {
-        int key = 32 * my_half() + i / 4 * 8 + gpu_lane() % 4 * 2 + i % 2;
+    for (int i = 0; i < 16; i++)
         s[i] *= j->scale;
-        if (keys < TILE) /* of few pieces */
-            s[i] = key < keys ? s[i] : -INFINITY;
-        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    if (keys < TILE) { /* of few pieces: the others shall not choose 16 times */
+        int mine = mma_anew(keys - 32 * my_half() - gpu_lane() % 4 * 2);
+        GPU_UNROLL
+        for (int i = 0; i < 16; i++)
+            s[i] = i / 4 * 8 + i % 2 < mine ? s[i] : -INFINITY;
     }
+    GPU_UNROLL
+    for (int i = 0; i < 16; i++)
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
     GPU_UNROLL
     for (int r = 0; r < 2; r++)
         top[r] = ceilf(wave_max(top[r], 4));
