@@ -22,7 +22,7 @@ enum {
     WINDOW = 1024,                  /* places of keys in shared memory at a time */
     SCORE_FILL = MMA_SIZE(132, 12), /* blocks of score_kernel, one per processor */
     SLICE_FILL = 2 * SCORE_FILL,    /* of value_kernel<1>, two */
-    WHOLE_FROM = MMA_SIZE(28, 16),  /* rows and groups of heads from which whole_kernel is faster */
+    WHOLE_FROM = MMA_SIZE(40, 16),  /* rows and groups of heads from which whole_kernel is faster */
     OWN_FROM = MMA_SIZE(32, 8)      /* rows from which the step's own are packed as bf16 */
 };
 #define NO_KEY INT32_MIN
