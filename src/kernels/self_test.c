@@ -25,35 +25,40 @@ enum {
     MATS = 8,
     HEADS_WIDE = HEADS * HEAD_DIM
 };
-/* What is broken is off by 1e-2 and more; three blocks in a row, each within its 1e-5, by up to 1e-5. */
-#define ALLOWED 1e-4
+/* What is broken is off by 1e-2 and more.  A block is within 1e-5, but behind attention's bf16 weights (9e-6)
+ * stands wo_b's operand: of its E4M3 codes those near a tie fall the other way, and q_path, attention and
+ * attn_out in a row are off by 1.3e-4. */
+#define ALLOWED 1e-3
+
+/* Arrays begin as those of a model do; kernels load 16 bytes at a time. */
+#define ALIGNED _Alignas(64)
 
 /* What one table makes. */
 struct side {
-    float x[ROWS * KERN_HC * DIM], mix[ROWS * KERN_MIX], a[ROWS * DIM];
-    float qr[ROWS * Q_RANK], kv0[ROWS * HEAD_DIM], kv[ROWS * HEAD_DIM], q[ROWS * HEADS_WIDE],
-        o[ROWS * HEADS_WIDE];
-    float out[ROWS * DIM], weight[ROWS * K], y[ROWS * DIM], head_y[ROWS * DIM];
-    float logits[ROWS * VOCAB], lse[ROWS];
-    int32_t expert[ROWS * K], id[ROWS];
+    ALIGNED float x[ROWS * KERN_HC * DIM], mix[ROWS * KERN_MIX], a[ROWS * DIM];
+    ALIGNED float qr[ROWS * Q_RANK], kv0[ROWS * HEAD_DIM], kv[ROWS * HEAD_DIM],
+        q[ROWS * HEADS_WIDE], o[ROWS * HEADS_WIDE];
+    ALIGNED float out[ROWS * DIM], weight[ROWS * K], y[ROWS * DIM], head_y[ROWS * DIM];
+    ALIGNED float logits[ROWS * VOCAB], lse[ROWS];
+    ALIGNED int32_t expert[ROWS * K], id[ROWS];
 };
 
 /* Everything that kernels see. */
 struct numbers {
-    uint8_t wq_a[Q_RANK * DIM], wkv[HEAD_DIM * DIM], wq_b[HEADS_WIDE * Q_RANK];
-    uint8_t wo_a[O_RANK * HEADS_WIDE], wo_b[DIM * O_RANK], shared[3][MOE * DIM];
-    uint8_t codes[EXPERTS][3][DIM * MOE / 2], code_scales[EXPERTS][3][DIM * MOE / 32];
-    uint8_t scales[64]; /* of 128 x 128 values, any FP8 matrix: all begin here */
-    uint8_t nope[RING * ROWS_FP8_BYTES], rope[RING * ROWS_ROPE_BYTES];
-    uint16_t gate[EXPERTS * DIM], head[VOCAB * DIM];
-    float fn[KERN_MIX * KERN_HC * DIM], base[KERN_MIX], scale[3], norm[O_RANK];
-    float x[ROWS * KERN_HC * DIM], sublayer[ROWS * DIM], mix[ROWS * KERN_MIX];
-    float cs[ROWS * ROPE_DIM], freq[ROPE_DIM / 2], sink[HEADS], bias[EXPERTS];
-    int32_t slot[ROWS], pos[ROWS], id[ROWS], span[ROWS], span_first[2], pages[1], row[ROWS];
-    uint32_t out_pos[ROWS];
-    struct draw_params draw[ROWS];
-    struct expert_mats expert[EXPERTS];
-    struct side side[2]; /* ref, the table */
+    ALIGNED uint8_t wq_a[Q_RANK * DIM], wkv[HEAD_DIM * DIM], wq_b[HEADS_WIDE * Q_RANK];
+    ALIGNED uint8_t wo_a[O_RANK * HEADS_WIDE], wo_b[DIM * O_RANK], shared[3][MOE * DIM];
+    ALIGNED uint8_t codes[EXPERTS][3][DIM * MOE / 2], code_scales[EXPERTS][3][DIM * MOE / 32];
+    ALIGNED uint8_t scales[64]; /* of 128 x 128 values, any FP8 matrix: all begin here */
+    ALIGNED uint8_t nope[RING * ROWS_FP8_BYTES], rope[RING * ROWS_ROPE_BYTES];
+    ALIGNED uint16_t gate[EXPERTS * DIM], head[VOCAB * DIM];
+    ALIGNED float fn[KERN_MIX * KERN_HC * DIM], base[KERN_MIX], scale[3], norm[O_RANK];
+    ALIGNED float x[ROWS * KERN_HC * DIM], sublayer[ROWS * DIM], mix[ROWS * KERN_MIX];
+    ALIGNED float cs[ROWS * ROPE_DIM], freq[ROPE_DIM / 2], sink[HEADS], bias[EXPERTS];
+    ALIGNED int32_t slot[ROWS], pos[ROWS], id[ROWS], span[ROWS], span_first[2], pages[1], row[ROWS];
+    ALIGNED uint32_t out_pos[ROWS];
+    ALIGNED struct draw_params draw[ROWS];
+    ALIGNED struct expert_mats expert[EXPERTS];
+    ALIGNED struct side side[2]; /* ref, the table */
 };
 
 /* ---------------------------------------------------------------- numbers */

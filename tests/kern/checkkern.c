@@ -13,6 +13,8 @@
 #include <inttypes.h>
 #include <stdarg.h>
 
+#include "kernels/self_test.h"
+
 const struct ck_shape ck_kindling = {"kindling", 256, 8,  512, 64,  128,  128, 1,  256,
                                      8,          2,   64, 128, 128, 4096, 3,   64, 128};
 const struct ck_shape ck_flash = {"flash", 4096, 64, 512, 64,  1024, 1024, 8,   2048,
@@ -609,6 +611,30 @@ static void check_select(struct ck *c)
                "select", "reference precision on avx2");
 }
 
+static struct kernels right;
+static enum fst_status experts_off(const struct experts_args *a, struct stream *s)
+{
+    enum fst_status rc = right.experts(a, s);
+    for (int i = 0; i < a->n_rows * a->dim; i++)
+        a->y[i] *= 1.1f;
+    return rc;
+}
+
+/* What an engine runs before it is ready. */
+static void check_self_test(struct ck *c)
+{
+    struct self_test t = {.seed = c->seed};
+    struct kernels broken = right = c->k;
+    if (!ck_wanted(c, "self_test") || c->bench)
+        return;
+    bool ok = kernels_self_test(&c->k, c->device, 0, &t) == FST_OK;
+    ck_verdict(c, ok, "self_test", "%s", ok ? "" : fst_error_text());
+    broken.experts = experts_off;
+    ok = kernels_self_test(&broken, c->device, 0, &t) == FST_EINTERNAL;
+    ck_verdict(c, ok && strstr(fst_error_text(), "experts of"), "self_test",
+               "experts that are off by a tenth pass, or: %s", fst_error_text());
+}
+
 static void one_pass(struct ck *c)
 {
     c->rng = c->seed * 0x9e3779b97f4a7c15u + 1;
@@ -617,6 +643,7 @@ static void one_pass(struct ck *c)
     check_draw(c);
     check_kv(c);
     check_fill(c);
+    check_self_test(c);
 }
 
 #ifdef CK_EMULATE /* the build has kernels/gpu compiled for the CPU */
@@ -773,7 +800,8 @@ int main(int argc, char **argv)
             return 2;
         }
     }
-    if (c.only && strcmp(c.only, "fill") != 0) /* which is no entry of the table */
+    /* which are no entries of the table */
+    if (c.only && strcmp(c.only, "fill") != 0 && strcmp(c.only, "self_test") != 0)
         entry_index(c.only);
     FST_ASSERT(threads >= 1 && threads <= 3);
     for (int n = 2; n <= 3; n++)
