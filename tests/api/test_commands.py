@@ -127,7 +127,8 @@ class Usage(Folder):
                 ("device", "abacus", 2, "abacus"), ("verify-mode", "often", 2, "often")):
             err = run("generate", "-p", "a", "--" + flag, word, expect=status).stderr.decode()
             self.assertEqual(err.count("\n"), 1, err)
-            self.assertIn(flag, err)
+            if status != 3:  # which says what the machine lacks: module, driver or card
+                self.assertIn(flag, err)
             self.assertIn(what, err)
         self.assertNotEqual(run("generate", "-p", "a", "--speculative-algorithm", "mtp", expect=None).returncode, 0)
         self.assertIn("auto is static today", " ".join(run("serve", "--help").stdout.decode().split()))

@@ -698,6 +698,7 @@ static bool open_card(struct ck *c, const char *name)
     KERNELS_MAP(CK_FILL)
 #undef CK_FILL
     c->k.name = name;
+    c->hopper = strcmp(queued.name, "sm90") == 0;
     c->arena_bytes = (size_t)ARENA << 30;
     c->arena = device_alloc_shared(c->device, c->arena_bytes);
     FST_ASSERT(c->arena);
@@ -715,6 +716,7 @@ static void close_card(struct ck *c)
     device_free_shared(c->device, c->arena, c->arena_bytes);
     c->s = c->s_host;
     c->device = NULL;
+    c->hopper = false;
 }
 
 static bool have_set(const struct ck_set *set, const char *only)

@@ -27,6 +27,7 @@ struct ck {
     size_t scratch_bytes; /* what the streams really have */
     uint64_t seed, rng;
     bool emulated;       /* kernels/gpu on the CPU: a thousandth of a card's speed */
+    bool hopper;         /* its own kernels on a card: sums of E4M3 products keep about 11 bits */
     bool is_long, sweep; /* FST_TEST_SIZE=long; many seeds, print the worst */
     const char *only;    /* entry named on the command line */
     bool bench;

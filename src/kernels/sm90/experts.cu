@@ -61,11 +61,12 @@ GPU_FN bool half_sum(float (&acc)[N / 2], struct stream_tile t, uint8_t *shared)
     return !half;
 }
 
-/* Visits of tile v to shared memory: the shared expert's are all rows in order. */
-GPU_FN void visits_of(const struct expert_job &j, const struct visit_tile &v, int *visit)
+/* Visits of tile v to shared memory: the shared expert's are all rows in order; of routed tiles no list but
+ * list_many has them side by side. */
+GPU_FN void visits_of(const struct visit_tile &v, int *visit)
 {
     for (int i = group_thread(); i < v.n; i += STREAM_THREADS)
-        visit[i] = v.expert < 0 ? v.first + i : j.list[v.first + i];
+        visit[i] = v.expert < 0 ? v.first + i : v.visit[i];
 }
 
 /* Tile i of the shared expert. */
@@ -91,7 +92,7 @@ GPU_FN void hidden(const struct expert_job &j, const struct expert_mats &m,
     expert_half(&t, 1, m.w3, o, j.moe_dim - o - 1);
     t.step = 8;
     t.row = row;
-    visits_of(j, v, visit);
+    visits_of(v, visit);
     for (int i = group_thread(); i < v.n; i += STREAM_THREADS)
         row[i] = visit[i] < routed ? visit[i] / j.k : visit[i] - routed;
     if (F == FORM_FP8) {
@@ -154,7 +155,7 @@ GPU_FN void down(const struct expert_job &j, const struct mat &w2, const struct 
     expert_half(&t, 1, w2, o + second, left - second);
     t.step = 16;
     t.row = row;
-    visits_of(j, v, row);
+    visits_of(v, row);
     if (F == FORM_FP8) {
         if (!half_sum<N, KERN_SEGMENTS / 2>(acc, t, shared))
             return;
