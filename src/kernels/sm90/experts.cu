@@ -4,8 +4,9 @@
  * shared one.  Launches: lists and operands; gate and up; hidden values to the E4M3 grid (with few rows
  * down does that); down; sums.
  * A warpgroup multiplies 64 weight rows by up to N visits of one expert (S of the shared one), so that an
- * expert's weights are read once; with few visits it goes from tile to tile (walk.cuh).  Who shares a tile changes no bits: each visit's output is kept
- * apart, and a row's are added in ascending expert order, the shared one last. */
+ * expert's weights are read once; with few visits it goes from tile to tile (walk.cuh).  Who shares a tile
+ * changes no bits: each visit's output is kept apart, and a row's are added in ascending expert order, the
+ * shared one last. */
 #include "kernels/sm90/walk.cuh"
 
 /* ---------------------------------------------------------------- gate and up */
