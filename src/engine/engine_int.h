@@ -139,9 +139,10 @@ struct fst_engine {
     struct fst_engine_stats stats; /* copied to the door after each step */
     _Atomic int64_t heartbeat;     /* of the model, inside a step */
     int64_t step_draft_ns;         /* drafting and injection of this step */
-    bool injecting, paused,
-        drew;          /* of the last step: the device still injects; nothing to do before it;
-                                   * it ended with draws */
+    /* of the last step: */
+    bool injecting;    /* the device still injects */
+    bool paused;       /* there was nothing to do before it */
+    bool drew;         /* it ended with draws */
     int64_t window_ns; /* decode window of 40 steps */
     uint64_t window_tokens;
     int window_steps;

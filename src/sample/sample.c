@@ -268,14 +268,16 @@ enum fst_status sample_score(struct sampler *s, float *logits, int32_t id, float
 {
     int i = s->max_rows; /* the extra place: a step's rows may be waiting in the others */
     struct draw_args one = draws(s, logits, i, 1);
-    float *l;
+    float *l, logit;
 
     s->draw[i] = (struct draw_params){0};
     s->out_pos[i] = 0;
     FST_TRY(draw(s, &one));
+    FST_TRY(device_copy(s->stream->device, &logit, logits + id, sizeof logit));
+    *logprob = logit - s->lse[i];
+    if (n_top <= 0)
+        return FST_OK;
     FST_TRY(sample_host_row(s, logits, &l));
-    *logprob = l[id] - s->lse[i];
-    if (n_top > 0)
-        top_logprobs(s, l, s->lse[i], n_top, top);
+    top_logprobs(s, l, s->lse[i], n_top, top);
     return FST_OK;
 }

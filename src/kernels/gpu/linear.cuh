@@ -421,15 +421,6 @@ static inline int64_t lin_prepare_blocks(const struct lin_input *in)
     return in->n_rows * div_up(in->n_in, LIN_BLOCK * (LIN_THREADS / GPU_WAVE));
 }
 
-/* 1/sqrt(mean(x^2) + eps) of n values, by the whole block. */
-GPU_FN float lin_rms(const float *x, int n, float eps, float *part)
-{
-    float sum = 0;
-    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
-        sum = fmaf(x[i], x[i], sum);
-    return 1.0f / sqrtf(block_sum(sum, part) / (float)n + eps);
-}
-
 /* Rows of an operand in scratch: those for Hopper come in eights. */
 static inline int64_t lin_operand_rows(int64_t n_rows)
 {

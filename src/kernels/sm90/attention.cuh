@@ -13,8 +13,7 @@ enum {
     HEADS = 64, /* of a block; absent ones are zeros */
     THREADS = 2 * MMA_GROUP,
     WAVES = THREADS / 32,
-    PARTS = DIM / 16, /* 16 values each: what a lane loads of a key */
-    SCOUTS = TILE,    /* threads that look for keys while the others load queries */
+    SCOUTS = TILE, /* threads that look for keys while the others load queries */
     UNITS = TILE / WAVES,
     BLOCK_BYTES = TILE * MMA_LINE, /* 64 rows of 64 values */
     TILE_BYTES = DIM / MMA_BLOCK * BLOCK_BYTES,
@@ -135,15 +134,6 @@ GPU_FN int32_t seek_end(const struct attention_sm90_job *j, const struct place *
     if (k->kind != RANGE_POSITIONS)
         return (int32_t)rows_of_page(&j->l, k->page, k->x);
     return (int32_t)keys_find(&j->a, &j->rows, &j->l, &w->at, w->t, k->kind, k->x);
-}
-
-/* At once. */
-GPU_FN int32_t find_key(const struct attention_sm90_job *j, const struct place *w, int p, int i)
-{
-    struct seek k;
-    seek_start(j, w, p, i, NULL, &k);
-    seek_page(j, w, &k);
-    return seek_end(j, w, &k);
 }
 
 GPU_FN bool is_scout(void)

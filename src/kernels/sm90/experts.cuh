@@ -12,8 +12,8 @@ enum {
     GATES = STREAM_ROWS / 2 /* hidden values of a block: their gate and up rows are its tile */
 };
 
-/* Up to N visits of one expert, or S of the shared one: list[first .. first+n-1]; with n <= 8 also
- * here, with their rows. */
+/* Up to N visits of one expert, or S of the shared one: list[first .. first+n-1] (many.cu), or, with tiles of
+ * VISITS, here with their rows. */
 struct alignas(16) visit_tile {
     const uint8_t *w[3], *s[3]; /* w1, w3, w2 and their scales; routed ones */
     int32_t expert, first, n;
@@ -117,7 +117,7 @@ GPU_FN void put_sums(const struct expert_job &j, const int *visit, int n, int o,
     }
 }
 
-/* j.tile, j.list and j.n_tiles from the visits; x as operand (lists.cu). */
+/* j.tile and j.n_tiles from the visits; x as operand (lists.cu). */
 void experts_lists(const struct expert_job &j, struct stream *s);
 /* The same without operands, and j.place. */
 void experts_places(const struct expert_job &j, struct stream *s);

@@ -141,7 +141,7 @@ enum fst_status v4_send_rows(struct model *m, int n_rows);
 /* Everything that a call enqueues, from v4_send_rows on: it waits for nothing, and of the step it reads
  * on the host what struct v4_key holds. */
 typedef enum fst_status v4_enqueue_fn(struct model *m, void *ud);
-/* Enqueue, or launch what was recorded for `key`; then wait for the device. */
+/* Enqueue, or launch what was recorded for `key`; then, with `wait`, wait for the device. */
 enum fst_status v4_run(struct model *m, const struct v4_key *key, v4_enqueue_fn *enqueue, void *ud,
                        bool wait);
 /* Before a call writes to memory that the one before may still read. */
