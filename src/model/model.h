@@ -6,9 +6,10 @@
  *
  * Where kernels run is the stream's device: weights must be there (weights_upload), KV too (kv_spec),
  * and the arrays of a draft batch in shared memory (device.h); arrays of rows and picks are the host's.
- * Calls return when the device is done.  A device that can record launches replays calls that come a
- * third time with the same numbers of rows, spans and logits; results are the same bits.  The kv of all
- * calls is one, which outlives the model or at least is not used again after it is released.
+ * Calls return when the device is done, model_forward with logits as it says there.  A device that can
+ * record launches replays calls that come a third time with the same numbers of rows, spans and logits;
+ * results are the same bits.  The kv of all calls is one, which outlives the model or at least is not
+ * used again after it is released.
  *
  * A step: model_forward() runs rows through the target, leaves logits of the picked rows and, when
  * a drafter is there, the captured hidden rows; after the verifier has decided, model_inject() puts

@@ -71,9 +71,10 @@ static enum fst_status draw(struct sampler *s, const struct draw_args *a)
 enum fst_status sample_host_row(struct sampler *s, float *logits, float **row)
 {
     *row = s->stream->device ? s->row : logits;
-    return s->stream->device
-               ? device_copy(s->stream->device, s->row, logits, (size_t)s->vocab * sizeof *s->row)
-               : FST_OK;
+    if (!s->stream->device)
+        return FST_OK;
+    FST_TRY(stream_sync(s->stream)); /* the step that makes them may be under way */
+    return device_copy(s->stream->device, s->row, logits, (size_t)s->vocab * sizeof *s->row);
 }
 
 /* Better first: larger logit, then lower id.  A total order, so any sort gives the same list. */

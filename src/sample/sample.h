@@ -63,7 +63,7 @@ enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct s
                             int vocab, int max_rows, const int32_t *masked, int n_masked);
 void sample_release(struct sampler *s);
 
-/* Row of raw logits (vocab) where the host can read it, until the next call. */
+/* Row of raw logits (vocab) where the host can read it, until the next call; waits for the stream. */
 enum fst_status sample_host_row(struct sampler *s, float *logits, float **row);
 
 /* Draw rows 0..n-1 of logits (n, vocab); logits is scratch afterwards. n <= max_rows. */

@@ -2,8 +2,10 @@
  *
  * Its memory is ordinary memory that is unmapped for everybody but while a kernel of far_kernels or
  * a copy runs: a host access is a segmentation fault.  Kernels are those of a CPU set, on the
- * caller's thread.  Between begin and end of a recording nothing runs: launches are kept as a card
- * keeps them, arguments by value, and run when the recording is launched.  One device at a time. */
+ * caller's thread.  As late as a card may be: launches and queued copies are kept, arguments by
+ * value, and run when the queue is waited for, so that who reads without waiting sees what was there
+ * before.  far_copy (device_copy) waits for nobody.  Between begin and end of a recording launches go
+ * into the recording, and into the queue when that is launched.  One device at a time. */
 #ifndef TESTS_SUPPORT_FAR_H
 #define TESTS_SUPPORT_FAR_H
 
@@ -39,6 +41,7 @@ static struct {
     int fail_copy, fail_begin, fail_end, fail_launch, fail_kernel;
     int begun, ended, launched, held; /* recordings: begins, ends, launches, those not freed */
     struct far_graph *recording;      /* NULL: none */
+    struct far_graph pending;         /* what nobody has waited for yet */
     bool launching;
     struct kernels real;
 } far_state;
@@ -65,8 +68,42 @@ static inline void *far_alloc(size_t bytes)
     return p;
 }
 
+static inline enum fst_status far_copy(void *to, const void *from, size_t bytes)
+{
+    FST_ASSERT(!far_state.recording);
+    if (far_state.fail_copy && --far_state.fail_copy == 0)
+        return fst_error(FST_EINTERNAL, "far: copy failed");
+    far_state.calls++;
+    far_open(PROT_READ | PROT_WRITE);
+    memcpy(to, from, bytes);
+    far_open(PROT_NONE);
+    return FST_OK;
+}
+
+static inline enum fst_status far_sync(void *queue)
+{
+    FST_ASSERT(queue == &far_state);
+    FST_ASSERT(!far_state.recording);
+    struct far_graph *g = &far_state.pending;
+    enum fst_status rc = FST_OK;
+    far_open(PROT_READ | PROT_WRITE);
+    far_state.launching = true;
+    for (int i = 0; i < g->n && rc == FST_OK; i++) {
+        struct far_launch *l = &g->launch[i];
+        if (l->rows.slot)
+            *(const struct rows **)(void *)l->args = &l->rows;
+        rc = l->run ? l->run(l->args, l->s) : far_copy(l->to, l->from, l->bytes);
+    }
+    far_state.launching = false;
+    far_open(PROT_NONE);
+    free(g->launch);
+    *g = (struct far_graph){0};
+    return rc;
+}
+
 static inline void far_free(void *p)
 {
+    FST_ASSERT(far_sync(&far_state) == FST_OK); /* as a card does before it gives memory back */
     for (int i = 0; i < far_state.n; i++)
         if (far_state.region[i].p == p) {
             munmap(p, far_state.region[i].bytes);
@@ -82,22 +119,10 @@ static inline void *far_alloc_shared(size_t bytes)
     return mem_calloc(1, bytes);
 }
 
-static inline enum fst_status far_copy(void *to, const void *from, size_t bytes)
-{
-    FST_ASSERT(!far_state.recording);
-    if (far_state.fail_copy && --far_state.fail_copy == 0)
-        return fst_error(FST_EINTERNAL, "far: copy failed");
-    far_state.calls++;
-    far_open(PROT_READ | PROT_WRITE);
-    memcpy(to, from, bytes);
-    far_open(PROT_NONE);
-    return FST_OK;
-}
-
-/* Room for one launch more in the recording. */
+/* Room for one launch more, in the recording or else in the queue. */
 static inline struct far_launch *far_record(void)
 {
-    struct far_graph *g = far_state.recording;
+    struct far_graph *g = far_state.recording ? far_state.recording : &far_state.pending;
     g->launch = realloc(g->launch, (size_t)(g->n + 1) * sizeof *g->launch);
     FST_ASSERT(g->launch);
     return memset(&g->launch[g->n++], 0, sizeof *g->launch);
@@ -106,8 +131,6 @@ static inline struct far_launch *far_record(void)
 static inline enum fst_status far_copy_queued(void *queue, void *to, const void *from, size_t bytes)
 {
     (void)queue;
-    if (!far_state.recording)
-        return far_copy(to, from, bytes);
     struct far_launch *l = far_record();
     l->to = to;
     l->from = from;
@@ -124,13 +147,6 @@ static inline enum fst_status far_queue_new(void **queue)
 static inline void far_queue_free(void *queue)
 {
     FST_ASSERT(queue == &far_state);
-}
-
-static inline enum fst_status far_sync(void *queue)
-{
-    FST_ASSERT(queue == &far_state);
-    FST_ASSERT(!far_state.recording);
-    return FST_OK;
 }
 
 static inline void far_graph_free(void *graph)
@@ -176,19 +192,10 @@ static inline enum fst_status far_graph_launch(void *queue, void *graph)
     FST_ASSERT(!far_state.recording);
     if (far_state.fail_launch && --far_state.fail_launch == 0)
         return fst_error(FST_EUNSUPPORTED, "far: the recording does not start");
-    enum fst_status rc = FST_OK;
     far_state.launched++;
-    far_open(PROT_READ | PROT_WRITE);
-    far_state.launching = true;
-    for (int i = 0; i < g->n && rc == FST_OK; i++) {
-        struct far_launch *l = &g->launch[i];
-        if (l->rows.slot)
-            *(const struct rows **)(void *)l->args = &l->rows;
-        rc = l->run ? l->run(l->args, l->s) : far_copy(l->to, l->from, l->bytes);
-    }
-    far_state.launching = false;
-    far_open(PROT_NONE);
-    return rc;
+    for (int i = 0; i < g->n; i++)
+        *far_record() = g->launch[i];
+    return FST_OK;
 }
 
 /* Blocks whose arguments begin with their rows. */
@@ -205,7 +212,7 @@ static inline enum fst_status far_keep(const char *entry, const void *args, size
                                        struct stream *s,
                                        enum fst_status (*run)(void *args, struct stream *s))
 {
-    if (far_state.fail_kernel && --far_state.fail_kernel == 0)
+    if (far_state.recording && far_state.fail_kernel && --far_state.fail_kernel == 0)
         return fst_error(FST_EINTERNAL, "far: %s: launch failed", entry);
     struct far_launch *l = far_record();
     FST_ASSERT(bytes <= sizeof l->args);
@@ -221,7 +228,7 @@ static inline enum fst_status far_fill(void *queue, void *p, size_t bytes,
                                        const struct device_fill *f)
 {
     struct stream host = {0};
-    (void)queue;
+    FST_TRY(far_sync(queue));
     far_state.calls++;
     far_open(PROT_READ | PROT_WRITE);
     enum fst_status rc = stream_fill(&host, p, bytes, f);
@@ -240,9 +247,7 @@ static inline enum fst_status far_fill(void *queue, void *p, size_t bytes,
     }                                                                                              \
     static inline enum fst_status far_##entry(const args *a, struct stream *s)                     \
     {                                                                                              \
-        args copy = *a;                                                                            \
-        return far_state.recording ? far_keep(#entry, a, sizeof *a, s, far_run_##entry)            \
-                                   : far_run_##entry(&copy, s);                                    \
+        return far_keep(#entry, a, sizeof *a, s, far_run_##entry);                                 \
     }
 KERNELS_MAP(FAR_WRAP)
 #undef FAR_WRAP

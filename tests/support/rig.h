@@ -182,6 +182,7 @@ static inline float *rig_logits(struct rig *r, float *logits, int n)
     free(r->seen);
     r->seen = malloc(bytes + 1);
     assert_non_null(r->seen);
+    rig_ok(stream_sync(&r->stream));
     rig_ok(device_copy(r->stream.device, r->seen, logits, bytes));
     return r->seen;
 }

@@ -322,6 +322,11 @@ static void test_far_logits(void **state)
             assert_int_equal(top[1][i][k1].id, top[0][i][k1].id);
             assert_float_equal(top[1][i][k1].logprob, top[0][i][k1].logprob, 1e-5);
         }
+    /* Logits that are still being made: whoever asks for a row gets it when it is there. */
+    float *seen;
+    assert_int_equal(stream_copy(&far_stream, there, l + V, V * sizeof *l), FST_OK);
+    assert_int_equal(sample_host_row(&far, there, &seen), FST_OK);
+    assert_memory_equal(seen, l + V, V * sizeof *l);
     device_free(&far_device, there, bytes);
     sample_release(&far);
     sample_release(&near);
