@@ -11,6 +11,7 @@ Standard library only; the last line counts.
 """
 
 import argparse
+import datetime
 import json
 import os
 import random
@@ -102,6 +103,22 @@ class Soak:
                 self.changed += self.first.setdefault(i, text) != text
 
 
+def about(args):
+    """What a result file says of where it was measured: card, driver, build, date, command."""
+    smi = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                         capture_output=True, text=True, check=False) if args.device == "cuda" else None
+    card, driver = smi.stdout.splitlines()[0].split(",") if smi and smi.returncode == 0 else ("", "")
+    build = os.path.join(os.environ.get("FST_BUILD", ""), "build.json")
+    commit = ""
+    if os.path.exists(build):
+        with open(build, encoding="utf-8") as f:
+            commit = json.load(f)["commit"]
+    return {"card": card.strip(), "driver": driver.strip(), "build": commit,
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "command": "tests/gpu/soak.py --seconds %g --streams %d --device %s" % (
+                args.seconds, args.streams, args.device)}
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--seconds", type=float, default=480)
@@ -146,10 +163,11 @@ def main():
     print("%d whole replies, %d aborted, %.0f s, %d streams" % (soak.whole, soak.aborted, args.seconds, args.streams))
     if args.out:
         with open(args.out, "w", encoding="utf-8") as f:
-            json.dump({"name": "test/soak", "seconds": args.seconds, "streams": args.streams, "whole": soak.whole,
-                       "aborted": soak.aborted, "equal_to_cpu": same, "items": len(soak.first),
-                       "rss_mb": [round(before[0], 1), round(after[0], 1)], "card_mb": [before[1], after[1]],
-                       "failed": [w for w, ok, _ in verdicts if not ok]}, f)
+            row = {"name": "test/soak", "seconds": args.seconds, "streams": args.streams, "whole": soak.whole,
+                   "aborted": soak.aborted, "equal_to_cpu": same, "items": len(soak.first),
+                   "rss_mb": [round(before[0], 1), round(after[0], 1)], "card_mb": [before[1], after[1]],
+                   "failed": [w for w, ok, _ in verdicts if not ok]}
+            json.dump(dict(about(args), rows=[row]), f, indent=1)
             f.write("\n")
     failed = sum(not ok for _, ok, _ in verdicts)
     print("%d passed, %d failed, 0 skipped" % (len(verdicts) - failed, failed))
