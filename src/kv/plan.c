@@ -83,26 +83,62 @@ void kv_layer_sizes(const struct kv_spec *s, int layer, struct kv_layer_sizes *o
     }
 }
 
+/* spec has passed the checks. */
+static void add_layer(struct sizing_spec *z, int ratio, int state_bytes)
+{
+    int i = 0;
+    while (i < z->n_classes && z->class[i].ratio != ratio)
+        i++;
+    if (i == z->n_classes)
+        z->class[z->n_classes++] =
+            (struct sizing_class){.ratio = ratio,
+                                  .indexed = ratio == 4,
+                                  .state_bytes = state_bytes,
+                                  .state_ring = ratio == 4 ? KV_STATE4 : KV_STATE128};
+    z->class[i].n_layers++;
+}
+
+void kv_sizing(const struct kv_spec *s, struct sizing_spec *out)
+{
+    int rope = s->format == ROW_FP8 ? ROWS_ROPE_BYTES : 0;
+    struct sizing_record row = {(int)rows_bytes(s->format, s->head_dim), rope, 1};
+    *out = (struct sizing_spec){.rule = SIZING_TIGHT,
+                                .n_target = s->n_layers,
+                                .window = row,
+                                .compressed = row,
+                                .ring = sizing_window_ring(s->window, s->block, s->lag),
+                                .n_slots = (int64_t)s->n_slots + 1};
+    for (int l = 0; l < s->n_layers; l++) {
+        int wide = s->ratio[l] == 4 ? 4 * (s->head_dim + s->index_dim) : 2 * s->head_dim;
+        if (s->ratio[l])
+            add_layer(out, s->ratio[l], wide * (int)sizeof(float));
+        if (s->ratio[l] == 4)
+            out->index = (struct sizing_record){
+                (int)(rows_index_page_bytes(s->index_format, s->index_dim) / ROWS_INDEX_PAGE), 0,
+                1};
+    }
+}
+
 enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out)
 {
-    struct kv_plan p = {0};
+    struct sizing_spec z, one;
     FST_TRY(check_counts(spec));
     FST_TRY(check_widths(spec));
-    for (int l = 0; l < spec->n_layers; l++) {
-        struct kv_layer_sizes z;
-        kv_layer_sizes(spec, l, &z);
-        p.window_bytes += z.window_rows * z.row;
-        p.compressed_bytes += (z.rows - z.window_rows) * z.row;
-        p.index_bytes += z.index;
-        p.state_bytes += z.state + z.index_state;
-        p.bytes_per_slot += z.ring * z.row + z.state_slot + z.index_state_slot;
-        if (spec->ratio[l])
-            p.bytes_per_full_token += (double)z.row / spec->ratio[l];
-        p.bytes_per_full_token += (double)z.index_page / KERN_PAGE;
-    }
+    kv_sizing(spec, &z);
+    FST_TRY(sizing_check(&z));
+    one = z;
+    one.n_slots = 1;
+    struct kv_plan p = {.window_bytes = sizing_window_bytes(&z),
+                        .compressed_bytes = sizing_compressed_bytes(&z, spec->n_pages),
+                        .index_bytes = sizing_index_bytes(&z, spec->n_pages),
+                        .state_bytes = sizing_state_bytes(&z),
+                        .bytes_per_slot = sizing_window_bytes(&one) + sizing_state_bytes(&one),
+                        .bytes_per_full_token = sizing_token_bytes(&z)};
     int64_t slots = (int64_t)spec->n_slots + 1;
-    p.table_bytes = 4 * slots * div_up(spec->context_length, KERN_PAGE) +
-                    slots * (int64_t)sizeof(struct kv_slot) + 4 * spec->n_pages + 4 * slots;
+    p.table_bytes = 4 * slots * div_up(spec->context_length, KERN_PAGE) *
+                        (spec->device ? 3 : 1) + /* kernels' copy, and what it holds */
+                    slots * (int64_t)sizeof(struct kv_slot) +
+                    4 * spec->n_pages + 4 * slots;
     p.total_bytes =
         p.window_bytes + p.compressed_bytes + p.index_bytes + p.state_bytes + p.table_bytes;
     *out = p;
