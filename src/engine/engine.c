@@ -149,11 +149,11 @@ static enum fst_status size_kv(fst_engine *e, const struct fst_engine_opts *o,
     spec->n_pages = 1;
     FST_TRY(kv_plan(spec, &plan));
     if (tokens == 0) {
-        double fixed = (double)plan.total_bytes + other, room = budget - fixed;
+        double fixed = (double)plan.total_bytes + other;
         tokens = FST_MIN((int64_t)e->max_running * spec->context_length,
                          FST_MAX(spec->context_length, (int64_t)ENGINE_POOL_TOKENS));
-        if (plan.bytes_per_full_token > 0 && (double)tokens * plan.bytes_per_full_token > room)
-            tokens = room > 0 ? (int64_t)(room / plan.bytes_per_full_token) : 0;
+        tokens =
+            FST_MIN(tokens, budget > other ? kv_tokens_within(spec, (int64_t)(budget - other)) : 0);
         tokens = tokens / KERN_PAGE * KERN_PAGE;
         if (tokens < KERN_PAGE)
             return fst_error(FST_EBUDGET,

@@ -71,6 +71,8 @@ struct kv {
 enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out);
 /* The tight rule's classes and records of a spec that kv_plan accepts; stages count as layers. */
 void kv_sizing(const struct kv_spec *spec, struct sizing_spec *out);
+/* The most tokens in whole pages whose kv_plan, with this spec otherwise, stays within the budget; 0: none. */
+int64_t kv_tokens_within(const struct kv_spec *spec, int64_t budget_bytes);
 
 enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec);
 void kv_release(struct kv *kv);

@@ -107,7 +107,8 @@ void kv_sizing(const struct kv_spec *s, struct sizing_spec *out)
                                 .window = row,
                                 .compressed = row,
                                 .ring = sizing_window_ring(s->window, s->block, s->lag),
-                                .n_slots = (int64_t)s->n_slots + 1};
+                                .n_slots = (int64_t)s->n_slots + 1,
+                                .page_table_bytes = (int)sizeof(int32_t)};
     for (int l = 0; l < s->n_layers; l++) {
         int wide = s->ratio[l] == 4 ? 4 * (s->head_dim + s->index_dim) : 2 * s->head_dim;
         if (s->ratio[l])
@@ -143,4 +144,16 @@ enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out)
         p.window_bytes + p.compressed_bytes + p.index_bytes + p.state_bytes + p.table_bytes;
     *out = p;
     return FST_OK;
+}
+
+int64_t kv_tokens_within(const struct kv_spec *spec, int64_t budget_bytes)
+{
+    struct kv_spec one = *spec;
+    struct sizing_spec z;
+    struct kv_plan p;
+    one.n_pages = 1;
+    if (kv_plan(&one, &p) < 0)
+        return 0;
+    kv_sizing(&one, &z);
+    return sizing_full_tokens(&z, budget_bytes - (p.table_bytes - z.page_table_bytes));
 }

@@ -48,6 +48,8 @@ enum fst_status sizing_check(const struct sizing_spec *s)
         return wrong("ring", s->ring, "1 to 2097152");
     if (s->n_slots < 1 || s->n_slots > (1 << 20) + 1)
         return wrong("n_slots", s->n_slots, "1 to 1048577");
+    if (s->page_table_bytes < 0 || s->page_table_bytes > 1 << 16)
+        return wrong("page_table_bytes", s->page_table_bytes, "0 to 65536");
     FST_TRY(check_record("window", &s->window));
     if (s->n_draft)
         FST_TRY(check_record("draft", &s->draft));
@@ -150,5 +152,6 @@ int64_t sizing_full_tokens(const struct sizing_spec *s, int64_t budget_bytes)
     int64_t over, under, room = budget_bytes - sizing_fixed_bytes(s), page = page_bytes(s);
     FST_ASSERT(budget_bytes < BUDGET_MAX);
     surcharge(s, &over, &under);
-    return room < 0 || !page ? 0 : room * under / (page * over) * SIZING_PAGE;
+    page = page * over + s->page_table_bytes * under;
+    return room < 0 || !page ? 0 : room * under / page * SIZING_PAGE;
 }

@@ -35,8 +35,9 @@ struct sizing_spec {
     int n_classes;
     struct sizing_class class[SIZING_CLASSES_MAX];
     struct sizing_record window, draft, compressed, index;
-    int ring;        /* window rows of a slot */
-    int64_t n_slots; /* the null slot included */
+    int ring;             /* window rows of a slot */
+    int64_t n_slots;      /* the null slot included */
+    int page_table_bytes; /* what the host keeps for each page; pays no surcharge */
 };
 
 /* FST_EINVAL names the wrong field.  Everything below wants a spec that has passed. */

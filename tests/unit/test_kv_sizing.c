@@ -280,6 +280,10 @@ static void test_plan_is_what_is_allocated(void **state)
         for (int b = 0; b < kv.n_blocks; b++)
             bytes += (int64_t)kv.blocks[b].bytes;
         assert_int_equal(bytes, p.total_bytes);
+        /* That budget holds these pages and no more, and a byte less holds one page less. */
+        int64_t tokens = s.n_pages * SIZING_PAGE;
+        assert_int_equal(kv_tokens_within(&s, p.total_bytes), tokens);
+        assert_int_equal(kv_tokens_within(&s, p.total_bytes - 1), tokens - SIZING_PAGE);
         kv_release(&kv);
     }
 }
