@@ -32,7 +32,7 @@ static enum fst_status check_counts(const struct kv_spec *s)
 
 static enum fst_status check_widths(const struct kv_spec *s)
 {
-    bool indexed = false;
+    bool indexed = false, fp8 = s->format == ROW_FP8 || s->format == ROW_PAGED;
     for (int l = 0; l < s->n_layers; l++) {
         if (s->ratio[l] != 0 && s->ratio[l] != 4 && s->ratio[l] != 128)
             return wrong("ratio", s->ratio[l], "0, 4 or 128");
@@ -42,11 +42,12 @@ static enum fst_status check_widths(const struct kv_spec *s)
         return wrong("head_dim", s->head_dim, "2 to 1024");
     if (s->rope_dim < 2 || s->rope_dim > s->head_dim || s->rope_dim % 2)
         return wrong("rope_dim", s->rope_dim, "an even number up to head_dim");
-    if (s->format != ROW_BF16 && s->format != ROW_FP8 && s->format != ROW_F32)
+    if (s->format != ROW_BF16 && s->format != ROW_FP8 && s->format != ROW_F32 &&
+        s->format != ROW_PAGED)
         return wrong("format", s->format, "a row format");
-    if (s->format == ROW_FP8 && s->head_dim != ROWS_FP8_DIM)
+    if (fp8 && s->head_dim != ROWS_FP8_DIM)
         return wrong("head_dim", s->head_dim, "512 for fp8 rows");
-    if (s->format == ROW_FP8 && s->rope_dim != ROWS_FP8_DIM - ROWS_FP8_NOPE)
+    if (fp8 && s->rope_dim != ROWS_FP8_DIM - ROWS_FP8_NOPE)
         return wrong("rope_dim", s->rope_dim, "64 for fp8 rows");
     if (!indexed)
         return FST_OK;
@@ -71,6 +72,10 @@ void kv_layer_sizes(const struct kv_spec *s, int layer, struct kv_layer_sizes *o
     out->rows = out->window_rows + pages * per_page;
     out->nope = out->rows * row;
     out->rope = out->rows * rope;
+    if (s->format == ROW_PAGED)
+        out->nope =
+            div_up(out->window_rows, ROWS_PAGED_WINDOW) * rows_paged_page(ROWS_PAGED_WINDOW) +
+            (ratio ? pages * rows_paged_page(per_page) : 0);
     out->row = row + rope;
     out->state_ring = ratio == 4 ? KV_STATE4 : ratio ? KV_STATE128 : 0;
     out->state_slot = (int64_t)out->state_ring * 2 * (ratio == 4 ? 2 : 1) * s->head_dim * 4;
@@ -102,7 +107,10 @@ void kv_sizing(const struct kv_spec *s, struct sizing_spec *out)
 {
     int rope = s->format == ROW_FP8 ? ROWS_ROPE_BYTES : 0;
     struct sizing_record row = {(int)rows_bytes(s->format, s->head_dim), rope, 1};
+    if (s->format == ROW_PAGED)
+        row = (struct sizing_record){ROWS_PAGED_DATA, ROWS_PAGED_SCALE, ROWS_PAGED_DATA};
     *out = (struct sizing_spec){.rule = SIZING_TIGHT,
+                                .window_page = s->format == ROW_PAGED ? ROWS_PAGED_WINDOW : 0,
                                 .n_target = s->n_layers,
                                 .window = row,
                                 .compressed = row,

@@ -44,6 +44,8 @@ enum fst_status sizing_check(const struct sizing_spec *s)
         return wrong("n_draft", s->n_draft, "0 to 255");
     if (s->n_classes < 0 || s->n_classes > SIZING_CLASSES_MAX)
         return wrong("n_classes", s->n_classes, "0 to 4");
+    if (s->window_page < 0 || s->window_page > 1 << 16)
+        return wrong("window_page", s->window_page, "0 to 65536");
     if (s->ring < 1 || s->ring > 1 << 21)
         return wrong("ring", s->ring, "1 to 2097152");
     if (s->n_slots < 1 || s->n_slots > (1 << 20) + 1)
@@ -80,9 +82,12 @@ int sizing_state_block_max(int ring, int span)
 int64_t sizing_window_bytes(const struct sizing_spec *s)
 {
     int drafts = s->rule == SIZING_PUBLISHED ? s->n_draft > 0 : s->n_draft;
+    int64_t rows = s->n_slots * s->ring;
+    if (s->window_page)
+        return (s->n_target + drafts) * div_up(rows, s->window_page) *
+               sizing_record_page(&s->window, s->window_page);
     int64_t draft = s->n_draft ? sizing_record_page(&s->draft, 1) : 0;
-    return s->n_slots * s->ring *
-           (s->n_target * ((int64_t)s->window.data + s->window.scale) + drafts * draft);
+    return rows * (s->n_target * ((int64_t)s->window.data + s->window.scale) + drafts * draft);
 }
 
 int64_t sizing_state_bytes(const struct sizing_spec *s)

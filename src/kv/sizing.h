@@ -35,6 +35,7 @@ struct sizing_spec {
     int n_classes;
     struct sizing_class class[SIZING_CLASSES_MAX];
     struct sizing_record window, draft, compressed, index;
+    int window_page;      /* rows of a page of window rows; 0: rows follow each other */
     int ring;             /* window rows of a slot */
     int64_t n_slots;      /* the null slot included */
     int page_table_bytes; /* what the host keeps for each page; pays no surcharge */

@@ -255,10 +255,10 @@ static void test_wrong_fields(void **state)
 /* What kv_plan says is what kv_init takes, to the byte. */
 static void test_plan_is_what_is_allocated(void **state)
 {
-    static const enum row_format row[] = {ROW_FP8, ROW_BF16, ROW_F32};
+    static const enum row_format row[] = {ROW_FP8, ROW_BF16, ROW_F32, ROW_PAGED};
     static const enum index_format key[] = {INDEX_FP4, INDEX_FP8, INDEX_F32};
     (void)state;
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 12; i++) {
         struct kv_spec s = {.n_layers = 6,
                             .ratio = {0, 4, 128, 4, 0, 0},
                             .head_dim = 512,
@@ -267,8 +267,8 @@ static void test_plan_is_what_is_allocated(void **state)
                             .window = 128,
                             .block = 1 + i % 6,
                             .lag = i % 2,
-                            .format = row[i % 3],
-                            .index_format = key[i / 3],
+                            .format = row[i % 4],
+                            .index_format = key[i / 4],
                             .n_slots = 1 + i,
                             .n_pages = 3 + 2 * i,
                             .context_length = 700 + 100 * i};
