@@ -149,11 +149,11 @@ static enum fst_status size_kv(fst_engine *e, const struct fst_engine_opts *o,
     spec->n_pages = 1;
     FST_TRY(kv_plan(spec, &plan));
     if (tokens == 0) {
-        double fixed = (double)plan.total_bytes + other, room = budget - fixed;
+        double fixed = (double)plan.total_bytes + other;
         tokens = FST_MIN((int64_t)e->max_running * spec->context_length,
                          FST_MAX(spec->context_length, (int64_t)ENGINE_POOL_TOKENS));
-        if (plan.bytes_per_full_token > 0 && (double)tokens * plan.bytes_per_full_token > room)
-            tokens = room > 0 ? (int64_t)(room / plan.bytes_per_full_token) : 0;
+        tokens =
+            FST_MIN(tokens, budget > other ? kv_tokens_within(spec, (int64_t)(budget - other)) : 0);
         tokens = tokens / KERN_PAGE * KERN_PAGE;
         if (tokens < KERN_PAGE)
             return fst_error(FST_EBUDGET,
@@ -266,9 +266,12 @@ static enum fst_status read_choices(fst_engine *e, const struct fst_engine_opts 
     FST_TRY(device_open(&e->device, devices[device]));
     FST_TRY(
         word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts), &c->layout));
-    if (c->layout == 2)
-        return fst_error(FST_EUNSUPPORTED,
-                         "--kv-layout paged is not built; known: unified-fp8, unified-bf16");
+    if (c->layout == 2 && e->device)
+        return fst_error(
+            FST_EUNSUPPORTED,
+            "--kv-layout paged is not built for --device %s; known there: unified-fp8, "
+            "unified-bf16",
+            devices[device]);
     FST_TRY(word("--index-keys", o->index_keys, "fp4", keys, FST_COUNT(keys), &c->key));
     FST_TRY(word("--precision", o->precision, "native", precisions, FST_COUNT(precisions),
                  &c->precision));
@@ -377,7 +380,8 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     work = model_work_bytes(e->weights, &mo);
     model_kv_spec(e->weights, e->drafting, &spec);
     spec.device = e->device;
-    spec.format = ch.precision ? ROW_F32 : ch.layout ? ROW_BF16 : ROW_FP8;
+    static const enum row_format format[] = {ROW_FP8, ROW_BF16, ROW_PAGED};
+    spec.format = ch.precision ? ROW_F32 : format[ch.layout];
     spec.index_format = ch.precision ? INDEX_F32 : ch.key ? INDEX_FP8 : INDEX_FP4;
     FST_TRY(size_kv(e, o, c, (double)scratch + (double)work, &spec));
     mo.context_length = spec.context_length;

@@ -59,8 +59,11 @@ struct rows {
  * BF16  one 1024-byte row: 512 bf16, rope dims last.
  * FP8   two areas: nope rows of 512 bytes (448 E4M3, then the 7 E8M0 tile codes, each twice, at
  *       448+2k and 449+2k, rest 0) and rope rows of 128 bytes (64 bf16).
- * F32   head_dim floats (PRECISION_REFERENCE). */
-enum row_format { ROW_BF16, ROW_FP8, ROW_F32 };
+ * F32   head_dim floats (PRECISION_REFERENCE).
+ * PAGED one area of pages: P data rows of 576 bytes (448 E4M3, 64 bf16), then P scale rows of 8 (7 E8M0
+ *       tile codes, 0), padded to 576: 149,760 bytes for 256 window rows, after them 37,440 for 64
+ *       entries of ratio 4 or 1,728 for 2 of ratio 128.  On the CPU alone. */
+enum row_format { ROW_BF16, ROW_FP8, ROW_F32, ROW_PAGED };
 
 /* Index keys: FP4: pages of 64 rows, 4352 bytes: row t's 64 value bytes at 64*t (value 2i in the
  * low nibble of byte i), its 4 E8M0 codes at 64*64 + 4*t.  FP8: 8448 bytes: 128 E4M3 at 128*t, one

@@ -14,8 +14,11 @@ enum {
     ROWS_FP8_TILE = 64,    /* values per scale, in every precision of the row grid */
     ROWS_FP8_BYTES = 512,  /* nope row */
     ROWS_ROPE_BYTES = 128, /* rope row */
-    ROWS_INDEX_DIM = 128,  /* FP4 and FP8 index keys */
-    ROWS_INDEX_PAGE = 64,  /* keys per page */
+    ROWS_PAGED_DATA = 576,
+    ROWS_PAGED_SCALE = 8,
+    ROWS_PAGED_WINDOW = 256, /* window rows per page */
+    ROWS_INDEX_DIM = 128,    /* FP4 and FP8 index keys */
+    ROWS_INDEX_PAGE = 64,    /* keys per page */
     ROWS_INDEX_FP4_PAGE = 4352,
     ROWS_INDEX_FP8_PAGE = 8448
 };
@@ -39,7 +42,28 @@ static inline int64_t rows_entry(const struct kv_layer *l, const int32_t *pages,
     return row;
 }
 
-/* Bytes of one row of the first area (nope). */
+/* Bytes of a PAGED page of so many rows. */
+static inline int64_t rows_paged_page(int n_rows)
+{
+    return round_up((int64_t)n_rows * (ROWS_PAGED_DATA + ROWS_PAGED_SCALE), ROWS_PAGED_DATA);
+}
+
+/* Where the data of a PAGED row lies, and where its scales do. */
+static inline uint8_t *rows_paged(const struct kv_layer *l, int64_t row, uint8_t **scale)
+{
+    uint8_t *page = l->nope;
+    int per_page = ROWS_PAGED_WINDOW;
+    if (row >= l->compressed_base) {
+        page += div_up(l->compressed_base, per_page) * rows_paged_page(per_page);
+        row -= l->compressed_base;
+        per_page = KERN_PAGE / l->ratio;
+    }
+    page += row / per_page * rows_paged_page(per_page);
+    *scale = page + per_page * ROWS_PAGED_DATA + row % per_page * ROWS_PAGED_SCALE;
+    return page + row % per_page * ROWS_PAGED_DATA;
+}
+
+/* Bytes of one row of the first area (nope); of PAGED without what pads its pages. */
 int64_t rows_bytes(enum row_format format, int head_dim);
 /* Bytes of a page of 64 index keys. */
 int64_t rows_index_page_bytes(enum index_format format, int index_dim);

@@ -16,6 +16,7 @@
 
 #include "base/base.h"
 #include "kernels/kernels.h"
+#include "kv/sizing.h"
 
 enum { KV_LAYERS_MAX = 136, KV_STATE4 = 32, KV_STATE128 = 256 };
 
@@ -68,6 +69,10 @@ struct kv {
 
 /* Sizes alone, without allocating.  FST_EINVAL names the wrong field. */
 enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out);
+/* The tight rule's classes and records of a spec that kv_plan accepts; stages count as layers. */
+void kv_sizing(const struct kv_spec *spec, struct sizing_spec *out);
+/* The most tokens in whole pages whose kv_plan, with this spec otherwise, stays within the budget; 0: none. */
+int64_t kv_tokens_within(const struct kv_spec *spec, int64_t budget_bytes);
 
 enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec);
 void kv_release(struct kv *kv);

@@ -32,7 +32,7 @@ static enum fst_status check_counts(const struct kv_spec *s)
 
 static enum fst_status check_widths(const struct kv_spec *s)
 {
-    bool indexed = false;
+    bool indexed = false, fp8 = s->format == ROW_FP8 || s->format == ROW_PAGED;
     for (int l = 0; l < s->n_layers; l++) {
         if (s->ratio[l] != 0 && s->ratio[l] != 4 && s->ratio[l] != 128)
             return wrong("ratio", s->ratio[l], "0, 4 or 128");
@@ -42,11 +42,12 @@ static enum fst_status check_widths(const struct kv_spec *s)
         return wrong("head_dim", s->head_dim, "2 to 1024");
     if (s->rope_dim < 2 || s->rope_dim > s->head_dim || s->rope_dim % 2)
         return wrong("rope_dim", s->rope_dim, "an even number up to head_dim");
-    if (s->format != ROW_BF16 && s->format != ROW_FP8 && s->format != ROW_F32)
+    if (s->format != ROW_BF16 && s->format != ROW_FP8 && s->format != ROW_F32 &&
+        s->format != ROW_PAGED)
         return wrong("format", s->format, "a row format");
-    if (s->format == ROW_FP8 && s->head_dim != ROWS_FP8_DIM)
+    if (fp8 && s->head_dim != ROWS_FP8_DIM)
         return wrong("head_dim", s->head_dim, "512 for fp8 rows");
-    if (s->format == ROW_FP8 && s->rope_dim != ROWS_FP8_DIM - ROWS_FP8_NOPE)
+    if (fp8 && s->rope_dim != ROWS_FP8_DIM - ROWS_FP8_NOPE)
         return wrong("rope_dim", s->rope_dim, "64 for fp8 rows");
     if (!indexed)
         return FST_OK;
@@ -71,6 +72,10 @@ void kv_layer_sizes(const struct kv_spec *s, int layer, struct kv_layer_sizes *o
     out->rows = out->window_rows + pages * per_page;
     out->nope = out->rows * row;
     out->rope = out->rows * rope;
+    if (s->format == ROW_PAGED)
+        out->nope =
+            div_up(out->window_rows, ROWS_PAGED_WINDOW) * rows_paged_page(ROWS_PAGED_WINDOW) +
+            (ratio ? pages * rows_paged_page(per_page) : 0);
     out->row = row + rope;
     out->state_ring = ratio == 4 ? KV_STATE4 : ratio ? KV_STATE128 : 0;
     out->state_slot = (int64_t)out->state_ring * 2 * (ratio == 4 ? 2 : 1) * s->head_dim * 4;
@@ -83,28 +88,80 @@ void kv_layer_sizes(const struct kv_spec *s, int layer, struct kv_layer_sizes *o
     }
 }
 
+/* spec has passed the checks. */
+static void add_layer(struct sizing_spec *z, int ratio, int state_bytes)
+{
+    int i = 0;
+    while (i < z->n_classes && z->class[i].ratio != ratio)
+        i++;
+    if (i == z->n_classes)
+        z->class[z->n_classes++] =
+            (struct sizing_class){.ratio = ratio,
+                                  .indexed = ratio == 4,
+                                  .state_bytes = state_bytes,
+                                  .state_ring = ratio == 4 ? KV_STATE4 : KV_STATE128};
+    z->class[i].n_layers++;
+}
+
+void kv_sizing(const struct kv_spec *s, struct sizing_spec *out)
+{
+    int rope = s->format == ROW_FP8 ? ROWS_ROPE_BYTES : 0;
+    struct sizing_record row = {(int)rows_bytes(s->format, s->head_dim), rope, 1};
+    if (s->format == ROW_PAGED)
+        row = (struct sizing_record){ROWS_PAGED_DATA, ROWS_PAGED_SCALE, ROWS_PAGED_DATA};
+    *out = (struct sizing_spec){.rule = SIZING_TIGHT,
+                                .window_page = s->format == ROW_PAGED ? ROWS_PAGED_WINDOW : 0,
+                                .n_target = s->n_layers,
+                                .window = row,
+                                .compressed = row,
+                                .ring = sizing_window_ring(s->window, s->block, s->lag),
+                                .n_slots = (int64_t)s->n_slots + 1,
+                                .page_table_bytes = (int)sizeof(int32_t)};
+    for (int l = 0; l < s->n_layers; l++) {
+        int wide = s->ratio[l] == 4 ? 4 * (s->head_dim + s->index_dim) : 2 * s->head_dim;
+        if (s->ratio[l])
+            add_layer(out, s->ratio[l], wide * (int)sizeof(float));
+        if (s->ratio[l] == 4)
+            out->index = (struct sizing_record){
+                (int)(rows_index_page_bytes(s->index_format, s->index_dim) / ROWS_INDEX_PAGE), 0,
+                1};
+    }
+}
+
 enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out)
 {
-    struct kv_plan p = {0};
+    struct sizing_spec z, one;
     FST_TRY(check_counts(spec));
     FST_TRY(check_widths(spec));
-    for (int l = 0; l < spec->n_layers; l++) {
-        struct kv_layer_sizes z;
-        kv_layer_sizes(spec, l, &z);
-        p.window_bytes += z.window_rows * z.row;
-        p.compressed_bytes += (z.rows - z.window_rows) * z.row;
-        p.index_bytes += z.index;
-        p.state_bytes += z.state + z.index_state;
-        p.bytes_per_slot += z.ring * z.row + z.state_slot + z.index_state_slot;
-        if (spec->ratio[l])
-            p.bytes_per_full_token += (double)z.row / spec->ratio[l];
-        p.bytes_per_full_token += (double)z.index_page / KERN_PAGE;
-    }
+    kv_sizing(spec, &z);
+    FST_TRY(sizing_check(&z));
+    one = z;
+    one.n_slots = 1;
+    struct kv_plan p = {.window_bytes = sizing_window_bytes(&z),
+                        .compressed_bytes = sizing_compressed_bytes(&z, spec->n_pages),
+                        .index_bytes = sizing_index_bytes(&z, spec->n_pages),
+                        .state_bytes = sizing_state_bytes(&z),
+                        .bytes_per_slot = sizing_window_bytes(&one) + sizing_state_bytes(&one),
+                        .bytes_per_full_token = sizing_token_bytes(&z)};
     int64_t slots = (int64_t)spec->n_slots + 1;
-    p.table_bytes = 4 * slots * div_up(spec->context_length, KERN_PAGE) +
-                    slots * (int64_t)sizeof(struct kv_slot) + 4 * spec->n_pages + 4 * slots;
+    p.table_bytes = 4 * slots * div_up(spec->context_length, KERN_PAGE) *
+                        (spec->device ? 3 : 1) + /* kernels' copy, and what it holds */
+                    slots * (int64_t)sizeof(struct kv_slot) +
+                    4 * spec->n_pages + 4 * slots;
     p.total_bytes =
         p.window_bytes + p.compressed_bytes + p.index_bytes + p.state_bytes + p.table_bytes;
     *out = p;
     return FST_OK;
+}
+
+int64_t kv_tokens_within(const struct kv_spec *spec, int64_t budget_bytes)
+{
+    struct kv_spec one = *spec;
+    struct sizing_spec z;
+    struct kv_plan p;
+    one.n_pages = 1;
+    if (kv_plan(&one, &p) < 0)
+        return 0;
+    kv_sizing(&one, &z);
+    return sizing_full_tokens(&z, budget_bytes - (p.table_bytes - z.page_table_bytes));
 }

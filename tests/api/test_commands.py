@@ -122,7 +122,7 @@ class Usage(Folder):
     def test_words_that_are_known_but_not_built(self):
         """The engine answers, in one line; only words that nobody knows are wrong usage."""
         for flag, word, status, what in (
-                ("device", "cuda", 3, "cuda"), ("device", "hip", 3, "hip"), ("kv-layout", "paged", 1, "not built"),
+                ("device", "cuda", 3, "cuda"), ("device", "hip", 3, "hip"),
                 ("verify-mode", "cap", 1, "not built"), ("verify-mode", "compact", 1, "not built"),
                 ("device", "abacus", 2, "abacus"), ("verify-mode", "often", 2, "often")):
             err = run("generate", "-p", "a", "--" + flag, word, expect=status).stderr.decode()

@@ -182,7 +182,11 @@ static struct world *new_world(struct ck *c, const struct ck_shape *m, int ratio
                              .n_rows = SLOTS * RING + n_pages * per_page,
                              .state_ring = ratio == 4 ? 32 : STATE_RING,
                              .index_format = index};
-    w->l.nope = area(c, w, 0, (size_t)(w->l.n_rows * rows_bytes(format, m->head_dim)));
+    int64_t bytes = w->l.n_rows * rows_bytes(format, m->head_dim);
+    if (format == ROW_PAGED)
+        bytes = div_up(SLOTS * RING, ROWS_PAGED_WINDOW) * rows_paged_page(ROWS_PAGED_WINDOW) +
+                n_pages * rows_paged_page(per_page);
+    w->l.nope = area(c, w, 0, (size_t)bytes);
     if (format == ROW_FP8)
         w->l.rope = area(c, w, 1, (size_t)w->l.n_rows * ROWS_ROPE_BYTES);
     int width = ratio == 4 ? 4 * m->head_dim : 2 * m->head_dim;
@@ -461,6 +465,12 @@ static void run_ring(struct ck *c, struct ck_case *t, const struct kernels *k, s
         memset(raw, 0, 1280);
         if (i >= first + n)
             continue;
+        if (w->l.format == ROW_PAGED) {
+            uint8_t *scale;
+            memcpy(raw, rows_paged(&w->l, row, &scale), ROWS_PAGED_DATA);
+            memcpy(raw + ROWS_PAGED_DATA, scale, ROWS_PAGED_SCALE);
+            continue;
+        }
         memcpy(raw, w->l.nope + row * bytes, (size_t)bytes);
         if (w->l.format == ROW_FP8) {
             memset(raw + 462, 0, 50);
@@ -688,6 +698,8 @@ void check_kv(struct ck *c)
         if (c->sweep)
             continue;
         all_of(c, &ck_kindling, ratios[i], ROW_BF16, INDEX_FP8, start, n, 200);
+        if (!c->emulated && !(c->k.flags & KERN_GPU))
+            all_of(c, &ck_kindling, ratios[i], ROW_PAGED, INDEX_FP4, start, n, 200);
         all_of(c, &ck_t1, ratios[i], ROW_BF16, INDEX_FP4, start, few, 200);
         if (c->k.flags && c->is_long && !c->emulated)
             all_of(c, &ck_flash, ratios[i], ROW_FP8, INDEX_FP4, start, few, 20);

@@ -169,15 +169,18 @@ static void test_formats_and_threads(void **state)
     for (int i = 0; i < n_sets; i++) {
         int n = test_size(sets[i].flags ? 150 : 100, 150, 40);
         float *want = rig_floats((int64_t)n * 512), *got = rig_floats((int64_t)n * 512);
-        for (int v = 0; v < 3; v++) {
+        for (int v = 0; v < 4; v++) {
             struct rig r;
             struct rig_opts o = native(&sets[i]);
-            o.format = v == 1 ? ROW_BF16 : ROW_FP8;
+            o.format = v == 1 ? ROW_BF16 : v == 3 ? ROW_PAGED : ROW_FP8;
             o.threads = v == 2 ? 2 : 0;
             rig_open(&r, &o);
             rig_chunks(&r, rig_slot(&r), ids, n, 37, v ? got : want);
             if (v)
-                rig_same(got, want, (int64_t)n * 512, v == 1 ? "bf16 rows" : "two threads");
+                rig_same(got, want, (int64_t)n * 512,
+                         v == 1   ? "bf16 rows"
+                         : v == 3 ? "paged rows"
+                                  : "two threads");
             rig_close(&r);
         }
         free(want);

@@ -66,12 +66,49 @@ static void test_fp8_bytes(void **state)
     kv_release(&kv);
 }
 
+/* Data rows of a page first, then its scale rows: the addresses are written out here. */
+static void test_paged_bytes(void **state)
+{
+    static const int64_t scale_at[] = {147456, 36864, 1152}, page[] = {149760, 37440, 1728};
+    static const int at[] = {130, 9, 1}, which[] = {1, 3, 4}; /* row in its page, page */
+    static const int per_page[] = {256, 64, 2};
+    struct kv kv;
+    float x[512], y[512];
+    uint8_t codes[7];
+    (void)state;
+    rows_of(&kv, ROW_PAGED, INDEX_FP4, 512);
+    some_row(x, 1);
+    memcpy(y, x, sizeof y);
+    ref_fp8_grid(y, 448, 64, codes);
+    for (int k = 0; k < 3; k++) {
+        struct kv_layer *l = &kv.layer[k];
+        int64_t window = div_up(3 * 133, 256) * 149760;
+        uint8_t *b = l->nope + (k ? window : 0) + which[k] * page[k];
+        memset(b, 0xee, (size_t)page[k]);
+        rows_store(l, (k ? l->compressed_base : 0) + which[k] * per_page[k] + at[k], x, 512, 64);
+        const uint8_t *p = b + 576 * at[k], *s = b + scale_at[k] + 8 * at[k];
+        for (int i = 0; i < 448; i++)
+            assert_true(ref_e4m3(p[i]) * ldexpf(1, s[i / 64] - 127) == x[i]);
+        for (int j = 0; j < 64; j++)
+            assert_int_equal(p[449 + 2 * j] << 8 | p[448 + 2 * j], ref_bits(x[448 + j]) >> 16);
+        assert_memory_equal(s, codes, 7);
+        assert_int_equal(s[7], 0);
+        int64_t touched = 0;
+        for (int64_t i = 0; i < page[k]; i++)
+            touched += i < 576 * at[k] || (i >= 576 * (at[k] + 1) && i < s - b) || i >= s - b + 8
+                           ? b[i] != 0xee
+                           : 0;
+        assert_int_equal(touched, 0);
+    }
+    kv_release(&kv);
+}
+
 /* All formats give the same floats back; bf16 rows are little-endian bf16 in order. */
 static void test_formats_agree(void **state)
 {
-    static const enum row_format format[] = {ROW_FP8, ROW_BF16, ROW_F32};
+    static const enum row_format format[] = {ROW_FP8, ROW_BF16, ROW_F32, ROW_PAGED};
     (void)state;
-    for (int f = 0; f < 3; f++) {
+    for (int f = 0; f < 4; f++) {
         struct kv kv;
         float x[512], y[512];
         rows_of(&kv, format[f], INDEX_FP4, 512);
@@ -258,9 +295,9 @@ static void test_plan_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fp8_bytes),       cmocka_unit_test(test_formats_agree),
-        cmocka_unit_test(test_index_fp4_bytes), cmocka_unit_test(test_index_fp8_bytes),
-        cmocka_unit_test(test_addresses),       cmocka_unit_test(test_plan_flash),
-        cmocka_unit_test(test_plan_refuses)};
+        cmocka_unit_test(test_fp8_bytes),       cmocka_unit_test(test_paged_bytes),
+        cmocka_unit_test(test_formats_agree),   cmocka_unit_test(test_index_fp4_bytes),
+        cmocka_unit_test(test_index_fp8_bytes), cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_plan_flash),      cmocka_unit_test(test_plan_refuses)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

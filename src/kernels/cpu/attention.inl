@@ -146,6 +146,14 @@ static void load_key(const struct kv_layer *l, int64_t row, kval *k, int head_di
         put_bf16(k, l->nope + row * head_dim * 2, head_dim);
         return;
     }
+    if (l->format == ROW_PAGED) {
+        uint8_t *scale;
+        const uint8_t *q = rows_paged(l, row, &scale);
+        for (int i = 0; i < ROWS_FP8_NOPE; i += 32)
+            put_fp8(k + i, q + i, scale[i / ROWS_FP8_TILE]);
+        put_bf16(k + ROWS_FP8_NOPE, q + ROWS_FP8_NOPE, rope_dim);
+        return;
+    }
     const uint8_t *p = l->nope + row * ROWS_FP8_BYTES;
     for (int i = 0; i < ROWS_FP8_NOPE; i += 32)
         put_fp8(k + i, p + i, p[ROWS_FP8_NOPE + 2 * (i / ROWS_FP8_TILE)]);

@@ -21,7 +21,11 @@ static void store_row(const struct kv_layer *l, int64_t row, const float *x, int
     }
     FST_ASSERT(head_dim == ROWS_FP8_DIM);
     FST_ASSERT(rope_dim == ROWS_FP8_DIM - ROWS_FP8_NOPE);
-    uint8_t *p = l->nope + row * ROWS_FP8_BYTES;
+    bool paged = l->format == ROW_PAGED;
+    uint8_t *p = l->nope + row * ROWS_FP8_BYTES, *scale = p + ROWS_FP8_NOPE, *rope;
+    if (paged)
+        p = rows_paged(l, row, &scale);
+    rope = paged ? p + ROWS_FP8_NOPE : l->rope + row * ROWS_ROPE_BYTES;
     for (int t = 0; t < ROWS_FP8_NOPE / ROWS_FP8_TILE; t++) {
         const float *y = x + t * ROWS_FP8_TILE;
         uint8_t code = s_scale_code(FST_MAX(v_amax(y, ROWS_FP8_TILE), 1e-4f) * (1.0f / 448.0f));
@@ -29,10 +33,15 @@ static void store_row(const struct kv_layer *l, int64_t row, const float *x, int
         for (int i = 0; i < ROWS_FP8_TILE; i += VL)
             v_store_bytes(p + t * ROWS_FP8_TILE + i,
                           v_e4m3_code(v_e4m3_grid(v_mul(v_load(y + i), down))));
-        p[ROWS_FP8_NOPE + 2 * t] = p[ROWS_FP8_NOPE + 2 * t + 1] = code;
+        if (paged)
+            scale[t] = code;
+        else
+            scale[2 * t] = scale[2 * t + 1] = code;
     }
+    if (paged)
+        scale[ROWS_PAGED_SCALE - 1] = 0;
     for (int i = 0; i < rope_dim; i += VL)
-        v_store_bf16(l->rope + row * ROWS_ROPE_BYTES + 2 * i, v_load(x + ROWS_FP8_NOPE + i));
+        v_store_bf16(rope + 2 * i, v_load(x + ROWS_FP8_NOPE + i));
 }
 
 /* Code of a value on the E2M1 grid. */

@@ -27,6 +27,8 @@ int64_t rows_bytes(enum row_format format, int head_dim)
         return 2 * (int64_t)head_dim;
     case ROW_FP8:
         return ROWS_FP8_BYTES;
+    case ROW_PAGED:
+        return ROWS_PAGED_DATA + ROWS_PAGED_SCALE;
     case ROW_F32:
         return 4 * (int64_t)head_dim;
     }
@@ -63,6 +65,11 @@ void rows_store(const struct kv_layer *l, int64_t row, const float *x, int head_
     }
     FST_ASSERT(head_dim == ROWS_FP8_DIM);
     FST_ASSERT(rope_dim == ROWS_FP8_DIM - ROWS_FP8_NOPE);
+    bool paged = l->format == ROW_PAGED;
+    uint8_t *scale = p + ROWS_FP8_NOPE, *rope;
+    if (paged)
+        p = rows_paged(l, row, &scale);
+    rope = paged ? p + ROWS_FP8_NOPE : l->rope + row * ROWS_ROPE_BYTES;
     for (int t = 0; t < ROWS_FP8_NOPE / ROWS_FP8_TILE; t++) {
         float y[ROWS_FP8_TILE];
         uint8_t code;
@@ -71,9 +78,14 @@ void rows_store(const struct kv_layer *l, int64_t row, const float *x, int head_
         float down = ref_e8m0((uint8_t)(254 - code));
         for (int i = 0; i < ROWS_FP8_TILE; i++)
             p[t * ROWS_FP8_TILE + i] = ref_e4m3_encode(x[t * ROWS_FP8_TILE + i] * down);
-        p[ROWS_FP8_NOPE + 2 * t] = p[ROWS_FP8_NOPE + 2 * t + 1] = code;
+        if (paged)
+            scale[t] = code;
+        else
+            scale[2 * t] = scale[2 * t + 1] = code;
     }
-    put_bf16(l->rope + row * ROWS_ROPE_BYTES, x + ROWS_FP8_NOPE, rope_dim);
+    if (paged)
+        scale[ROWS_PAGED_SCALE - 1] = 0;
+    put_bf16(rope, x + ROWS_FP8_NOPE, rope_dim);
 }
 
 void rows_load(const struct kv_layer *l, int64_t row, float *x, int head_dim, int rope_dim)
@@ -90,6 +102,14 @@ void rows_load(const struct kv_layer *l, int64_t row, float *x, int head_dim, in
         return;
     }
     FST_ASSERT(head_dim == ROWS_FP8_DIM);
+    if (l->format == ROW_PAGED) {
+        uint8_t *scale;
+        p = rows_paged(l, row, &scale);
+        for (int i = 0; i < ROWS_FP8_NOPE; i++)
+            x[i] = ref_e4m3(p[i]) * ref_e8m0(scale[i / ROWS_FP8_TILE]);
+        get_bf16(x + ROWS_FP8_NOPE, p + ROWS_FP8_NOPE, rope_dim);
+        return;
+    }
     for (int i = 0; i < ROWS_FP8_NOPE; i++)
         x[i] = ref_e4m3(p[i]) * ref_e8m0(p[ROWS_FP8_NOPE + 2 * (i / ROWS_FP8_TILE)]);
     get_bf16(x + ROWS_FP8_NOPE, l->rope + row * ROWS_ROPE_BYTES, rope_dim);
