@@ -422,6 +422,8 @@ enum fst_status synth_measure(struct synth *s, const struct shape *h, synth_run_
         r->steps = n;
         r->distinct = x->distinct;
     }
+    if (s->whole)
+        return FST_OK;
     FST_TRY(profile(s, h, run, us));
     put_blocks(s, h, x, n_window);
     return FST_OK;
@@ -472,6 +474,7 @@ enum fst_status bench_synthetic(struct bench *b, const struct options *o)
         return fst_error(FST_ENOMEM, "bench: no memory");
     s->b = b;
     s->steps = (int)options_int(o, "steps", 64);
+    s->whole = options_flag(o, "whole");
     b->routing = routings[options_word(o, "routing")];
     enum fst_status rc = read_config(b, o);
     if (rc == FST_OK)

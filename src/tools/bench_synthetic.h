@@ -30,6 +30,7 @@ struct synth {
     struct bench_routing routing;
     struct shape shape[SHAPES_MAX];
     int n_shapes, max_rows, max_requests, max_logits, steps;
+    bool whole;                            /* no times of blocks */
     int64_t context_length, n_pages, turn; /* turn: steps so far */
     int32_t *ints;                         /* shared: the arrays of rows, and picks */
     size_t int_bytes;
@@ -44,7 +45,7 @@ struct synth {
 /* Something that is timed: does it once, *us by the host's clock. */
 typedef enum fst_status synth_run_fn(struct synth *s, const struct shape *h, double *us);
 
-/* Median and 95th percentile of many runs, then the times of blocks: rows of kind h->kind, a first one
+/* Median and 95th percentile of many runs, then (not with s->whole) the times of blocks: rows of kind h->kind, a first one
  * "step" with `whole`.  In the load `x`, window layers count n_window times. */
 enum fst_status synth_measure(struct synth *s, const struct shape *h, synth_run_fn *run,
                               const struct model_load *x, struct model_cost whole, int n_window);

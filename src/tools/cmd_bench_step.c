@@ -52,6 +52,9 @@ static const struct option_def defs[] = {
     {.name = "verify",
      .type = OPTION_FLAG,
      .help = "with --synthetic: steps of 6 rows per request, as when 5 drafts are verified"},
+    {.name = "whole",
+     .type = OPTION_FLAG,
+     .help = "with --synthetic: steps as a whole, nothing block by block"},
     {.name = "prefill",
      .type = OPTION_INT,
      .arg = "N",
@@ -183,7 +186,7 @@ static void print_table(const struct bench *b)
 
 static enum fst_status bench_step(struct bench *b, const struct options *o)
 {
-    static const char *const only[] = {"layers", "routing", "verify", "prefill"};
+    static const char *const only[] = {"layers", "routing", "verify", "whole", "prefill"};
     if (options_text(o, "synthetic"))
         return bench_synthetic(b, o);
     for (size_t i = 0; i < FST_COUNT(only); i++)

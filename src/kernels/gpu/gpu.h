@@ -85,10 +85,20 @@ extern "C" {
 #define GPU_BOUNDS(threads, blocks)
 #endif
 
+#if defined(__CUDACC__) && defined(FST_TIMELINE)
+#include "kernels/gpu/timeline.cuh"
+#endif
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 GPU_FN void gpu_wait_before(void)
 {
+#if defined(FST_TIMELINE)
+    uint64_t begin = timeline_now();
+#endif
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#if defined(FST_TIMELINE)
+    timeline_put(begin, timeline_now(), 0);
+#endif
 }
 GPU_FN void gpu_let_next(void)
 {
@@ -163,6 +173,9 @@ static inline void gpu_launch_how(void (*kernel)(A), int64_t grid, int threads, 
         return;
     FST_ASSERT(grid <= INT32_MAX);
 #if defined(__CUDACC__)
+#if defined(FST_TIMELINE)
+    timeline_start();
+#endif
     cudaLaunchAttribute how[2] = {};
     cudaLaunchConfig_t c = {};
     gpu_allow_shared((const void *)kernel, shared);
