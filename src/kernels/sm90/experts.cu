@@ -224,7 +224,7 @@ void experts_sums(const struct expert_job &j, struct stream *s)
  * kernel for wider tiles runs in front.  What that one waited for is over when this one starts, nor does
  * either write what the other reads or writes: so this one waits for it only at the end, in the name of
  * the next, and both run at once. */
-template <bool DOWN, int BLOCKS, int S>
+template <bool DOWN, int BLOCKS, int S, bool ONCE>
 GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
     walk_kernel(const __grid_constant__ struct expert_job j)
 {
@@ -275,18 +275,18 @@ GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
             gpu_wait_before();
         clerk_walk<DOWN, BLOCKS, few>(j, w, list, m, h, chunk);
     } else
-        walk_routed<DOWN, BLOCKS, S>(j, m, h, chunk);
+        walk_routed<DOWN, BLOCKS, S, ONCE>(j, m, h, chunk);
     if (S == 0)
         gpu_wait_before();
 }
 
 /* Inputs of V4-Flash's and V4-Pro's experts, in blocks. */
-template <bool DOWN, int S> static void (*walk_of(int width))(struct expert_job)
+template <bool DOWN, int S, bool ONCE = false> static void (*walk_of(int width))(struct expert_job)
 {
     constexpr int flash = DOWN ? 16 : 32, pro = DOWN ? 24 : 56;
     int blocks = width / LIN_BLOCK;
-    return blocks == flash ? walk_kernel<DOWN, flash, S>
-           : blocks == pro ? walk_kernel<DOWN, pro, S>
+    return blocks == flash ? walk_kernel<DOWN, flash, S, ONCE>
+           : blocks == pro ? walk_kernel<DOWN, pro, S, ONCE>
                            : NULL;
 }
 
@@ -316,7 +316,11 @@ template <int S, bool DOWN> static void walk(struct expert_job j, struct stream 
     int64_t routed = outputs(j, DOWN) * routed_tiles(j), places = 4 * (int64_t)j.processors;
     /* wider tiles have blocks of their own, and so has w2's tree of sums with more than 8 rows */
     constexpr int first = S == WALK_FEW || (S <= 32 && !DOWN) ? S : 0;
-    void (*kernel)(struct expert_job) = walk_of<DOWN, first>(DOWN ? j.moe_dim : j.dim);
+    constexpr bool once = DOWN && S == WALK_FEW;
+    int width = DOWN ? j.moe_dim : j.dim;
+    void (*kernel)(struct expert_job) = walk_of<DOWN, first>(width);
+    if (once && shared + routed <= places)
+        kernel = walk_of<DOWN, first, once>(width);
     if (S == first) {
         j.shared_blocks = (int)shared;
         launch_walk<first>(kernel, j, FST_MAX(shared, FST_MIN(shared + routed, places)), s);

@@ -537,8 +537,59 @@ GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_plac
         walk_segment<BLOCKS>(s, c * CHUNK + 2 * AT + 1);
 }
 
-/* The products of the items from plan 0 on.  S: walk_kernel's. */
-template <bool DOWN, int BLOCKS, int S>
+/* Stage i of chunk c by one body for all four: a quarter of the instructions, for who goes through them
+ * once or twice a launch. */
+template <bool DOWN, int BLOCKS>
+GPU_FN void walk_any_stage(struct walk_sum &s, struct walk_feed &f, struct walk_place &at,
+                           const struct walk_shared &h, uint32_t (&scales)[WALK_SLOTS],
+                           uint32_t rows, uint32_t xs, int c, int i)
+{
+    constexpr int ahead = WALK_SLOTS - 1, slot = STREAM_ROWS * STREAM_LINE;
+    copies_wait<WALK_SLOTS - 2>();
+    __syncwarp();
+    if (i == 0)
+        load_scales(scales, at);
+    if (i == 1) { /* from here on stages of the next chunk */
+        if (c + 1 == BLOCKS / CHUNK) {
+            const struct walk_plan &p = h.plan[(at.item + 1) % PLANS];
+            at.more = p.there;
+            if (at.more)
+                feed_item<DOWN, BLOCKS>(f, p);
+        } else {
+            f.w += CHUNK / 2 * STREAM_LINE;
+            f.up += DOWN ? 0 : CHUNK / 2 * STREAM_LINE;
+            f.s += 4 * CHUNK;
+        }
+    }
+    if (at.more) {
+        struct walk_feed to = f;
+        int next = (i + ahead) % WALK_SLOTS;
+        to.to += (uint32_t)(next * slot);
+        to.w += next * STREAM_LINE;
+        to.up += DOWN ? 0 : next * STREAM_LINE;
+        feed_stage<DOWN, BLOCKS * 64, 0, false>(to);
+        if (next == 0)
+            copy16(f.to_s, f.s);
+    }
+    copies_end();
+    walk_scales(f.to_s, i == 0 ? scales[0] : i == 1 ? scales[1] : i == 2 ? scales[2] : scales[3]);
+    __syncwarp();
+    struct walk_place here = at;
+    here.words += (uint32_t)(i * slot);
+    rows += (uint32_t)(i * (2 * VISITS * LIN_BLOCK >> 4));
+    xs += (uint32_t)(i * 2 * VISITS * 4);
+    walk_block<0, 0>(s, here, rows, xs);
+    if (DOWN)
+        walk_segment<BLOCKS>(s, c * CHUNK + 2 * i);
+    walk_block<0, 1>(s, here, rows, xs);
+    if (DOWN)
+        walk_segment<BLOCKS>(s, c * CHUNK + 2 * i + 1);
+}
+
+/* The products of the items from plan 0 on.  S: walk_kernel's; ONCE: no block has a second item.  Then w2's
+ * first pass through its stages is half of them all, and instructions come from far: with one body for all
+ * stages a step of one row is 1.6 % shorter, but six rows are 1.5 % faster with a body for each. */
+template <bool DOWN, int BLOCKS, int S, bool ONCE>
 GPU_FN void walk_routed(const struct expert_job &j, struct walk_memory &m, struct walk_shared &h,
                         int chunk)
 {
@@ -566,15 +617,22 @@ GPU_FN void walk_routed(const struct expert_job &j, struct walk_memory &m, struc
     for (at.item = 0; at.more; at.item++) {
         const struct walk_plan &p = h.plan[at.item % PLANS];
         sum_begin(s);
+#pragma unroll 1
         for (int c = 0; c < BLOCKS / CHUNK; c++) {
             uint32_t odd = at.chunk & 1, scales[WALK_SLOTS];
             uint32_t rows = __shfl_sync(0xffffffffu, at.rows + odd * (sizeof m.x[0] >> 4), 0);
             uint32_t xs = at.xs + odd * sizeof m.xs[0];
             chunk_wait(h, at.chunk);
-            walk_stage<DOWN, BLOCKS, 0>(s, f, at, h, scales, rows, xs, c);
-            walk_stage<DOWN, BLOCKS, 1>(s, f, at, h, scales, rows, xs, c);
-            walk_stage<DOWN, BLOCKS, 2>(s, f, at, h, scales, rows, xs, c);
-            walk_stage<DOWN, BLOCKS, 3>(s, f, at, h, scales, rows, xs, c);
+            if (ONCE) {
+#pragma unroll 1
+                for (int i = 0; i < WALK_SLOTS; i++)
+                    walk_any_stage<DOWN, BLOCKS>(s, f, at, h, scales, rows, xs, c, i);
+            } else {
+                walk_stage<DOWN, BLOCKS, 0>(s, f, at, h, scales, rows, xs, c);
+                walk_stage<DOWN, BLOCKS, 1>(s, f, at, h, scales, rows, xs, c);
+                walk_stage<DOWN, BLOCKS, 2>(s, f, at, h, scales, rows, xs, c);
+                walk_stage<DOWN, BLOCKS, 3>(s, f, at, h, scales, rows, xs, c);
+            }
             chunk_done(h, at.chunk++);
         }
         if (DOWN) {
