@@ -792,7 +792,7 @@ int main(int argc, char **argv)
             c.sweep = true;
         } else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc)
             set = argv[++i];
-        else if (argv[i][0] != '-')
+        else if (argv[i][0] != '-' && !c.only)
             c.only = argv[i];
         else {
             fprintf(
