@@ -501,6 +501,23 @@ template <int BLOCKS> GPU_FN void walk_segment(struct walk_sum &s, int block)
     stream_segment<VISITS>(s.acc, s.pending, block / segment);
 }
 
+/* In the second stage of chunk c: what is copied from here on is the next chunk's. */
+template <bool DOWN, int BLOCKS>
+GPU_FN void feed_next(struct walk_feed &f, struct walk_place &at, const struct walk_shared &h,
+                      int c)
+{
+    if (c + 1 == BLOCKS / CHUNK) {
+        const struct walk_plan &p = h.plan[(at.item + 1) % PLANS];
+        at.more = p.there;
+        if (at.more)
+            feed_item<DOWN, BLOCKS>(f, p);
+    } else {
+        f.w += CHUNK / 2 * STREAM_LINE;
+        f.up += DOWN ? 0 : CHUNK / 2 * STREAM_LINE;
+        f.s += 4 * CHUNK;
+    }
+}
+
 /* Stage AT of chunk c of the item. */
 template <bool DOWN, int BLOCKS, int AT>
 GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_place &at,
@@ -512,18 +529,8 @@ GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_plac
     __syncwarp();
     if (AT == 0)
         load_scales(scales, at);
-    if (AT == 1) { /* from here on stages of the next chunk */
-        if (c + 1 == BLOCKS / CHUNK) {
-            const struct walk_plan &p = h.plan[(at.item + 1) % PLANS];
-            at.more = p.there;
-            if (at.more)
-                feed_item<DOWN, BLOCKS>(f, p);
-        } else {
-            f.w += CHUNK / 2 * STREAM_LINE;
-            f.up += DOWN ? 0 : CHUNK / 2 * STREAM_LINE;
-            f.s += 4 * CHUNK;
-        }
-    }
+    if (AT == 1)
+        feed_next<DOWN, BLOCKS>(f, at, h, c);
     if (at.more)
         feed_stage<DOWN, BLOCKS * 64, (AT + ahead) % (CHUNK / 2), true>(f);
     copies_end();
@@ -549,18 +556,8 @@ GPU_FN void walk_any_stage(struct walk_sum &s, struct walk_feed &f, struct walk_
     __syncwarp();
     if (i == 0)
         load_scales(scales, at);
-    if (i == 1) { /* from here on stages of the next chunk */
-        if (c + 1 == BLOCKS / CHUNK) {
-            const struct walk_plan &p = h.plan[(at.item + 1) % PLANS];
-            at.more = p.there;
-            if (at.more)
-                feed_item<DOWN, BLOCKS>(f, p);
-        } else {
-            f.w += CHUNK / 2 * STREAM_LINE;
-            f.up += DOWN ? 0 : CHUNK / 2 * STREAM_LINE;
-            f.s += 4 * CHUNK;
-        }
-    }
+    if (i == 1)
+        feed_next<DOWN, BLOCKS>(f, at, h, c);
     if (at.more) {
         struct walk_feed to = f;
         int next = (i + ahead) % WALK_SLOTS;
