@@ -27,6 +27,12 @@ struct visit_place {
     int16_t row, n8;
 };
 
+/* many.cu: a visit of a list, and the weight of its expert. */
+struct alignas(8) routed_visit {
+    int32_t visit;
+    float weight;
+};
+
 struct expert_job {
     struct expert_mats shared;
     const struct expert_mats *experts;
@@ -34,8 +40,9 @@ struct expert_job {
     uint8_t *x_fp4;      /* of the routed ones */
     const int32_t *expert;
     const float *weight;
-    struct visit_tile *tile; /* routed ones */
-    int32_t *n_tiles, *next; /* next: items that were asked for, of gate and up and of down */
+    struct visit_tile *tile; /* routed ones; many.cu: the widest first */
+    int32_t *n_tiles,
+        *next; /* many.cu: of each width; next: items that were asked for, of gate and up and of down */
     int32_t *list;
     uint16_t *h;      /* (visits, moe_dim) bf16 */
     uint8_t *h_codes; /* operand of w2 */
@@ -43,6 +50,7 @@ struct expert_job {
     float *y;
     /* many.cu; places: rows of the routed visits' operands */
     struct visit_place *place;
+    struct routed_visit *visit; /* instead of list */
     uint8_t *h_shared;
     int64_t places;
     int n_rows, k, dim, moe_dim, n_experts, per_tile, per_shared;
@@ -81,6 +89,28 @@ GPU_BOTH int64_t routed_places(const struct expert_job &j)
     return (routed_visits(j) + 7 * routed_tiles(j) + 7) / 8 * 8;
 }
 
+/* many.cu: tiles of up to routed_most(w) visits are the work of a kernel for each w; which one a tile of n is of. */
+enum { ROUTED_WIDTHS = 5, ROUTED_MOST = 112 };
+GPU_BOTH constexpr int routed_most(int width)
+{
+    return width == 0 ? 32 : width == 1 ? 48 : width == 2 ? 64 : width == 3 ? 96 : (int)ROUTED_MOST;
+}
+GPU_BOTH int routed_width(int n)
+{
+    return (n > routed_most(0)) + (n > routed_most(1)) + (n > routed_most(2)) +
+           (n > routed_most(3));
+}
+
+/* A hidden value of its gate and up.  Sigmoid by the card's quick exponential and reciprocal, 2^-21 off where
+ * bf16 keeps 2^-9: by division it was half of what a tile costs behind its sums. */
+GPU_FN uint16_t hidden_value(float gate, float up, float weight, float limit)
+{
+    float a = fminf(gpu_bf16(gate), limit), e;
+    float b = fmaxf(-limit, fminf(gpu_bf16(up), limit));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * a));
+    return gpu_bf16_bits(weight * (a * gpu_inverse(1.0f + e) * b));
+}
+
 /* Hidden values o .. of the tile's visits.  Thread: gate and up of one value for its visits. */
 template <int N>
 GPU_FN void put_hidden(const struct expert_job &j, const int *visit, int n, int o0,
@@ -96,9 +126,7 @@ GPU_FN void put_hidden(const struct expert_job &j, const int *visit, int n, int 
             continue;
         int v = visit[c];
         float weight = v < routed ? j.weight[v] : 1.0f;
-        float a = fminf(gpu_bf16(acc[i]), j.limit);
-        float b = fmaxf(-j.limit, fminf(gpu_bf16(acc[i + 2]), j.limit));
-        j.h[(int64_t)v * j.moe_dim + o] = gpu_bf16_bits(weight * (a * gpu_sigmoid(a) * b));
+        j.h[(int64_t)v * j.moe_dim + o] = hidden_value(acc[i], acc[i + 2], weight, j.limit);
     }
 }
 

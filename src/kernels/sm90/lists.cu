@@ -93,9 +93,30 @@ GPU_FN void place_visit(const struct expert_job &j, const struct visit_lists &l,
 {
     const int4 x = l.of[e];
     int tile = (int)(((float)at + 0.5f) * __int_as_float(x.w)), share = l.share[e];
-    j.list[x.x + at] = v;
+    j.visit[x.x + at] = {v, j.weight[v]};
     j.place[v] = {x.y + tile * eights(share), (int16_t)(at - tile * share),
                   (int16_t)eights(min(share, x.z - tile * share))};
+}
+
+/* Tiles in front of this thread's, of width `width`: those of wider ones and of experts before it.  Counts of
+ * three widths are added up in one word, ten bits each. */
+GPU_FN int tiles_before(const struct expert_job &j, struct visit_lists &l, int tiles, int width)
+{
+    int before = 0, wider = 0;
+    for (int w0 = 0; w0 < ROUTED_WIDTHS; w0 += 3) {
+        bool mine = width / 3 == w0 / 3;
+        uint32_t all, own = mine ? (uint32_t)tiles << 10 * (width - w0) : 0;
+        uint32_t sum = block_sum_before(own, l.wave, &all);
+        if (mine)
+            before = (int)(sum >> 10 * (width - w0) & 1023);
+        for (int w = w0; w < min((int)ROUTED_WIDTHS, w0 + 3); w++) {
+            int n = (int)(all >> 10 * (w - w0) & 1023);
+            if (threadIdx.x == 0)
+                j.n_tiles[w] = n;
+            wider += w > width ? n : 0;
+        }
+    }
+    return wider + before;
 }
 
 /* list_many with tiles cut evenly, so that 130 visits do not take 256 visits' time, and the visits' places
@@ -120,7 +141,7 @@ GPU_FN void list_places(const struct expert_job &j, struct visit_lists &l)
     uint32_t sum;
     int start = (int)block_sum_before((uint32_t)n, l.wave, &sum);
     int place = (int)block_sum_before((uint32_t)rows, l.wave, &sum);
-    int first = (int)block_sum_before((uint32_t)tiles, l.wave, &sum);
+    int first = tiles_before(j, l, tiles, routed_width(max(share, 1)));
     if (t < j.n_experts) {
         l.of[t] = make_int4(start, place, n, __float_as_int(1.0f / (float)max(share, 1)));
         l.share[t] = share;
@@ -130,8 +151,6 @@ GPU_FN void list_places(const struct expert_job &j, struct visit_lists &l)
         name_tile(j, x, t, start + i * share, min(share, n - i * share));
         x->place = place + i * eights(share);
     }
-    if (t == 0)
-        *j.n_tiles = (int)sum;
     __syncthreads();
     for (int v = t; v < routed; v += LIST_LOADS * LIST_THREADS) {
         int at[LIST_LOADS];

@@ -1,5 +1,5 @@
-/* many.cu - experts of many rows for Hopper: the routed ones, FP4, and the shared one, FP8, in tiles of up to
- * 112 visits or 128 rows (tiles.cuh).
+/* many.cu - experts of many rows for Hopper: the routed ones, FP4, in tiles of up to 112 visits (routed.cuh), and
+ * the shared one, FP8, in tiles of up to 128 rows (tiles.cuh).
  *
  * Visits are those of experts.cu, and so are the bits.  Launches: lists; operands; gate and up of the
  * routed experts; of the shared one; hidden values to the E4M3 grid; down; down of the shared one, which
@@ -7,12 +7,7 @@
  *
  * The operand of a routed visit lies where its tile is, so that a tile is one bulk copy a stage; a
  * block's scale comes with its ratio to the last one's, by which sums in the inputs' units go on. */
-#include "kernels/sm90/experts.cuh"
-#include "kernels/sm90/tiles.cuh"
-
-enum {
-    ROUTED_MOST = 112
-}; /* visits of a routed tile: with more, w2's sums of segments find no registers */
+#include "kernels/sm90/routed.cuh"
 
 /* ---------------------------------------------------------------- operands */
 
@@ -155,133 +150,146 @@ struct many_job {
     int cast, units; /* of the shared expert: blocks that share inputs; clusters' worth of tiles */
 };
 
-/* 64 hidden values of a tile, gate and up, or 128 outputs. */
+/* Blocks' worth of hidden values, or of outputs. */
 template <bool DOWN> GPU_BOTH int outs_of(const struct expert_job &j)
 {
-    return DOWN ? (j.dim + TILE_ROWS - 1) / TILE_ROWS : (j.moe_dim + 63) / 64;
+    constexpr int rows = routed_form<DOWN>::rows;
+    return ((DOWN ? j.dim : 2 * j.moe_dim) + rows - 1) / rows;
 }
 
-template <bool DOWN>
-GPU_FN void feed_routed(const struct expert_job &j, const struct visit_tile &v, int out,
-                        struct tile_ring &r)
+/* Hidden values of a tile's visits, from o on.  A thread has gate and up of one value for its columns. */
+template <int W>
+GPU_FN void put_routed(const struct expert_job &j, const struct tile_ring &r, int n, int o,
+                       const float (&acc)[PARTS][W / 2])
 {
-    int k = DOWN ? j.moe_dim : j.dim, o = out * (DOWN ? (int)TILE_ROWS : 64);
-    int left = (DOWN ? j.dim : j.moe_dim) - o - 1, second = DOWN && left >= 8 ? 8 : 0;
-    const uint8_t *codes = DOWN ? j.h_codes : j.x_fp4;
-    struct tile_source t = {};
-    t.pitch = k / 2;
-    t.s_pitch = k / 32;
-    t.w[0] = v.w[DOWN ? 2 : 0] + o * t.pitch;
-    t.s[0] = v.s[DOWN ? 2 : 0] + (int64_t)o * t.s_pitch;
-    t.w[1] = v.w[DOWN ? 2 : 1] + (o + second) * t.pitch;
-    t.s[1] = v.s[DOWN ? 2 : 1] + (int64_t)(o + second) * t.s_pitch;
-    t.last[0] = left;
-    t.last[1] = left - second;
-    t.step = DOWN ? 16 : 8;
-    t.x = codes + (int64_t)v.place * k;
-    t.xs = operand_scales(codes, j.places, k) + 2 * (int64_t)v.place * (k / LIN_BLOCK);
-    t.rows = t.n = (v.n + 7) / 8 * 8;
-    t.stages = k / LIN_BLOCK;
-    feed_all<FORM_FP4>(t, r, false);
+#pragma unroll
+    for (int c = 0; c < PARTS * W / 8; c++) {
+        int4 v = visits_of_columns<false>(r, c);
+        const float *sum = &acc[c / (W / 8)][c % (W / 8) * 4];
+        int column = 8 * c + 2 * (group_thread() % 4);
+        if (column < n)
+            j.h[(int64_t)v.x * j.moe_dim + o] =
+                hidden_value(sum[0], sum[2], __int_as_float(v.y), j.limit);
+        if (column + 1 < n)
+            j.h[(int64_t)v.z * j.moe_dim + o] =
+                hidden_value(sum[1], sum[3], __int_as_float(v.w), j.limit);
+    }
 }
 
-/* Hidden values of a tile's visits: column c's is list[first + c], or with no list first + c.  A thread has
- * gate and up of one value for its columns. */
+/* Outputs o and o+8 of a tile's visits. */
+template <int W>
+GPU_FN void put_outputs(const struct expert_job &j, const struct tile_ring &r, int n, int o,
+                        const float (&acc)[PARTS][W / 2])
+{
+#pragma unroll
+    for (int c = 0; c < PARTS * W / 8; c++) {
+        int4 v = visits_of_columns<true>(r, c);
+        const float *sum = &acc[c / (W / 8)][c % (W / 8) * 4];
+        int column = 8 * c + 2 * (group_thread() % 4);
+        float *z = j.z + (int64_t)v.x * j.dim + o, *y = j.z + (int64_t)v.z * j.dim + o;
+        if (column < n) {
+            z[0] = sum[0];
+            z[8] = sum[2];
+        }
+        if (column + 1 < n) {
+            y[0] = sum[1];
+            y[8] = sum[3];
+        }
+    }
+}
+
+/* A tile of up to PARTS*W visits. */
+template <bool DOWN, int W>
+GPU_FN void sum_routed(const struct expert_job &j, const struct visit_tile &v, int out,
+                       struct tile_ring r)
+{
+    constexpr int rows = routed_form<DOWN>::rows, half = W / 2;
+    int n8 = (v.n + 7) / 8 * 8, blocks = (DOWN ? j.moe_dim : j.dim) / LIN_BLOCK;
+    int row = out * rows + routed_group() * STREAM_ROWS; /* this warpgroup's first one */
+    if (row >= (DOWN ? j.dim : 2 * j.moe_dim)) {
+        routed_nothing(r, blocks);
+        return;
+    }
+    row += group_thread() / 32 * 16;
+    float acc[PARTS][half];
+    if (!DOWN) {
+        routed_sums<DOWN, W>(acc, r, blocks, 0, n8, [](int) {});
+        put_routed<W>(j, r, v.n, row / 2 + group_thread() / 4 % 8, acc);
+    } else {
+        float pair[PARTS][half];
+        struct tile_out none = {};
+        routed_sums<DOWN, W>(acc, r, blocks, blocks / KERN_SEGMENTS, n8, [&](int k) {
+#pragma unroll
+            for (int i = 0; i < PARTS * half; i++) {
+                float &a = acc[i / half][i % half], &p = pair[i / half][i % half];
+                if (k & 1)
+                    a = p + a;
+                else
+                    p = a;
+            }
+            if (k & 1)
+                tile_join<PARTS * W>(*(float(*)[PARTS * half]) acc, r, k / 2, KERN_SEGMENTS / 2,
+                                     none);
+        });
+        put_outputs<W>(j, r, v.n, row + group_thread() / 4 % 8, acc);
+    }
+    ring_release(r);
+}
+
+/* Tiles of a width.  (All widths in one kernel: the sums spill.)  The widest ones' kernel waits for the kernel in
+ * front and only then lets the next start, so what it waited for is over when the others start: they wait at
+ * their end, in the name of who comes behind, and fill the processors that the one before leaves. */
+template <bool DOWN, int WIDTH>
+GPU_KERNEL void __launch_bounds__(routed_form<DOWN>::threads, 1)
+    routed_kernel(const __grid_constant__ struct many_job m)
+{
+    constexpr int groups = routed_form<DOWN>::groups, W = routed_most(WIDTH) / PARTS;
+    constexpr bool first = WIDTH + 1 == ROUTED_WIDTHS;
+    GPU_DYNAMIC(uint8_t, shared);
+    const struct expert_job &j = m.j;
+    struct tile_ring r = ring_of(shared, m.space, 1);
+    ring_start(r, ROUTED_COPIERS, groups * STREAM_THREADS / 32);
+    if (first)
+        gpu_wait_before();
+    gpu_let_next();
+    const struct visit_tile *tile = j.tile;
+#pragma unroll
+    for (int w = WIDTH + 1; w < ROUTED_WIDTHS; w++)
+        tile += j.n_tiles[w];
+    int outs = outs_of<DOWN>(j), all = j.n_tiles[WIDTH] * outs;
+    if (routed_group() == groups) {
+        registers_fewer<routed_form<DOWN>::copies>();
+        for (int u = (int)blockIdx.x; u < all; u += (int)gridDim.x)
+            feed_routed<DOWN>(routed_source_of<DOWN>(j, tile[u / outs], u % outs), r);
+        copies_wait<0>();
+    } else {
+        registers_more<routed_form<DOWN>::works>();
+        int done = 0, blocks = (DOWN ? j.moe_dim : j.dim) / LIN_BLOCK;
+        for (int u = (int)blockIdx.x; u < all; u += (int)gridDim.x, done += blocks) {
+            ring_go(r, done);
+            sum_routed<DOWN, W>(j, tile[u / outs], u % outs, r);
+        }
+    }
+    if (!first)
+        gpu_wait_before();
+}
+
+/* ---------------------------------------------------------------- the shared expert */
+
+/* 64 hidden values of rows; a thread has gate and up of one value for its columns. */
 template <int N>
-GPU_FN void put_hidden_many(const struct expert_job &j, const int32_t *list, int first, int n,
-                            int out, const float (&acc)[N / 2])
+GPU_FN void put_shared(const struct expert_job &j, const struct row_tile &rows, int out,
+                       const float (&acc)[N / 2])
 {
     int t = group_thread(), o = out * 64 + group_of() * 32 + t / 32 * 8 + t / 4 % 8;
     if (o >= j.moe_dim)
         return;
+    uint16_t *h = j.h + (int64_t)(routed_visits(j) + rows.first) * j.moe_dim + o;
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        int c = sum_row(i);
-        if (i & 2 || c >= n)
-            continue;
-        int v = list ? list[first + c] : first + c;
-        float weight = list ? j.weight[v] : 1.0f;
-        float a = fminf(gpu_bf16(acc[i]), j.limit);
-        float b = fmaxf(-j.limit, fminf(gpu_bf16(acc[i + 2]), j.limit));
-        j.h[(int64_t)v * j.moe_dim + o] = gpu_bf16_bits(weight * (a * gpu_sigmoid(a) * b));
-    }
+    for (int i = 0; i < N / 2; i++)
+        if (!(i & 2) && sum_row(i) < rows.n)
+            h[(int64_t)sum_row(i) * j.moe_dim] = hidden_value(acc[i], acc[i + 2], 1.0f, j.limit);
 }
-
-/* Outputs of a tile's visits. */
-template <int N>
-GPU_FN void put_outputs(const struct expert_job &j, const struct visit_tile &v, int out,
-                        const float (&acc)[N / 2])
-{
-    int o = out * TILE_ROWS + sum_out(0);
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        if (i & 2 || sum_row(i) >= v.n)
-            continue;
-        float *z = j.z + (int64_t)j.list[v.first + sum_row(i)] * j.dim + o;
-        if (o < j.dim)
-            z[0] = acc[i];
-        if (o + 8 < j.dim)
-            z[8] = acc[i + 2];
-    }
-}
-
-/* A tile of up to 2*H visits. */
-template <bool DOWN, int H>
-GPU_FN void sum_routed(const struct expert_job &j, const struct visit_tile &v, int out,
-                       struct tile_ring &r)
-{
-    int n8 = (v.n + 7) / 8 * 8, blocks = (DOWN ? j.moe_dim : j.dim) / LIN_BLOCK;
-    float acc[H], pair[H];
-    if (!DOWN) {
-        tile_fp4<H>(acc, r, blocks, n8);
-        put_hidden_many<2 * H>(j, j.list, v.first, v.n, out, acc);
-        return;
-    }
-    struct tile_out none = {};
-    for (int k = 0; k < KERN_SEGMENTS / 2; k++) {
-        tile_fp4<H>(pair, r, blocks / KERN_SEGMENTS, n8);
-        tile_fp4<H>(acc, r, blocks / KERN_SEGMENTS, n8);
-#pragma unroll
-        for (int i = 0; i < H; i++)
-            acc[i] = pair[i] + acc[i];
-        tile_join<2 * H>(acc, r, k, KERN_SEGMENTS / 2, none);
-    }
-    put_outputs<2 * H>(j, v, out, acc);
-}
-
-template <bool DOWN>
-GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
-    routed_kernel(const __grid_constant__ struct many_job m)
-{
-    GPU_DYNAMIC(uint8_t, shared);
-    const struct expert_job &j = m.j;
-    struct tile_ring r = ring_of(shared, m.space, 1);
-    gpu_let_next();
-    ring_start(r);
-    gpu_wait_before();
-    int outs = outs_of<DOWN>(j), all = *j.n_tiles * outs;
-    if (group_of() == 2) {
-        registers_fewer<TILE_COPIES>();
-        for (int u = (int)blockIdx.x; u < all; u += (int)gridDim.x)
-            feed_routed<DOWN>(j, j.tile[u / outs], u % outs, r);
-        copies_wait<0>();
-        return;
-    }
-    registers_more<TILE_WORKS>();
-    for (int u = (int)blockIdx.x; u < all; u += (int)gridDim.x) {
-        const struct visit_tile &v = j.tile[u / outs];
-        if (v.n <= 32)
-            sum_routed<DOWN, 16>(j, v, u % outs, r);
-        else if (v.n <= 64)
-            sum_routed<DOWN, 32>(j, v, u % outs, r);
-        else if (v.n <= 96)
-            sum_routed<DOWN, 48>(j, v, u % outs, r);
-        else
-            sum_routed<DOWN, ROUTED_MOST / 2>(j, v, u % outs, r);
-    }
-}
-
-/* ---------------------------------------------------------------- the shared expert */
 
 /* Gate and up; K in two halves.  Neighbouring blocks share their inputs. */
 GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
@@ -324,7 +332,7 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
             float acc[TILE_INPUTS / 2];
             tile_sums<FORM_FP8, TILE_INPUTS, true>(acc, r, 2, k / LIN_BLOCK / 2, w1.scale + s,
                                                    w3.scale + s, rows.n8, none);
-            put_hidden_many<TILE_INPUTS>(j, NULL, routed_visits(j) + rows.first, rows.n, out, acc);
+            put_shared<TILE_INPUTS>(j, rows, out, acc);
         }
     }
     cluster_sync(); /* nobody leaves while the other sends it inputs */
@@ -332,19 +340,31 @@ GPU_KERNEL void __launch_bounds__(TILE_THREADS, 1)
 
 /* ---------------------------------------------------------------- launches */
 
+template <bool DOWN, int WIDTH>
+static void routed_width_of(const struct many_job &m, int64_t blocks, struct stream *s)
+{
+    sm90_launch(routed_kernel<DOWN, WIDTH>, blocks, routed_form<DOWN>::threads,
+                tile_bytes(&m.space), 1, s, m);
+}
+
 template <bool DOWN> static void routed(const struct expert_job &j, struct stream *s)
 {
     struct many_job m = {j, {}, 1, 0};
-    m.space = tile_space_of(ROUTED_MOST, tile_slot<FORM_FP4, ROUTED_MOST>(),
-                            tile_scales<FORM_FP4, ROUTED_MOST>(), DOWN ? 2 : 0);
-    int64_t most = routed_tiles(j) * outs_of<DOWN>(j);
-    sm90_launch(routed_kernel<DOWN>, FST_MIN(most, j.processors), TILE_THREADS,
-                tile_bytes(&m.space), 1, s, m);
+    m.space = tile_space_of(ROUTED_MOST, routed_form<DOWN>::slot, routed_form<DOWN>::scales,
+                            DOWN ? 2 : 0);
+    int64_t blocks = FST_MIN(routed_tiles(j) * outs_of<DOWN>(j), j.processors);
+    static_assert(ROUTED_WIDTHS == 5, "a launch each");
+    FST_ASSERT(routed_tiles(j) < 1024); /* tiles_before */
+    routed_width_of<DOWN, 4>(m, blocks, s);
+    routed_width_of<DOWN, 3>(m, blocks, s);
+    routed_width_of<DOWN, 2>(m, blocks, s);
+    routed_width_of<DOWN, 1>(m, blocks, s);
+    routed_width_of<DOWN, 0>(m, blocks, s);
 }
 
 static void gate_and_up(const struct expert_job &j, struct stream *s)
 {
-    int outs = outs_of<false>(j);
+    int outs = (int)div_up(j.moe_dim, 64);
     struct many_job m = {j, {}, outs % 2 ? 1 : 2, 0};
     m.units = outs / m.cast * row_tiles(j.n_rows);
     m.space = tile_space_of(TILE_INPUTS, tile_slot<FORM_FP8, TILE_INPUTS>(),
@@ -370,8 +390,8 @@ static void cut(struct gpu_cut *c, struct expert_job *j)
     size_t h = gpu_piece(visits * j->moe_dim, 2), z = gpu_piece(visits * j->dim, 4);
     j->in.grid = (uint16_t *)gpu_take<uint8_t>(c, rows * routed_bytes(j->dim));
     j->tile = gpu_take<struct visit_tile>(c, routed_tiles(*j));
-    j->n_tiles = gpu_take<int32_t>(c, 1);
-    j->list = gpu_take<int32_t>(c, visits);
+    j->n_tiles = gpu_take<int32_t>(c, ROUTED_WIDTHS);
+    j->visit = gpu_take<struct routed_visit>(c, routed_visits(*j));
     j->place = gpu_take<struct visit_place>(c, visits);
     j->h_codes = gpu_take<uint8_t>(c, j->places * routed_bytes(j->moe_dim));
     j->h_shared = gpu_take<uint8_t>(c, rows * routed_bytes(j->moe_dim));

@@ -346,7 +346,7 @@ template <int N> GPU_FN void fp4_values(float (&acc)[N / 2], const float (&x)[N 
 {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        acc[i] = acc[i] * x[i / 4 * 2 + i % 2] * FP4_GAIN;
+        acc[i] *= x[i / 4 * 2 + i % 2] * FP4_GAIN;
 }
 
 /* acc += this thread's products of block `block` of an FP4 stage: a step is 32 values with one scale per

@@ -27,13 +27,11 @@ enum {
     TILE_WORKS = 224  /* that multiplies: 65,536 in all */
 };
 
-/* Values of K in a stage; bytes of a weight row; lines of 128 bytes and floats of an input row. */
+/* Values of K in a stage; lines of 128 bytes and floats of an input row. */
 template <int F> struct tile_form {
     static constexpr int values = F == FORM_BF16 ? 64 : 128;
-    static constexpr int line = F == FORM_FP4 ? 64 : 128;
     static constexpr int lines = F == FORM_WIDE ? 2 : 1;
-    static constexpr int scales = F == FORM_FP4 ? 2 : F == FORM_FP8 ? 1 : 0;
-    static constexpr int own = F == FORM_FP4 ? TILE_ROWS * 4 : 0; /* bytes of the weights' scales */
+    static constexpr int scales = F == FORM_FP8;
 };
 
 /* ---------------------------------------------------------------- barriers */
@@ -125,11 +123,11 @@ enum { TILE_SHARED = 227 << 10, TILE_SLOTS = 8 };
 
 template <int F, int N> GPU_BOTH constexpr int tile_slot(void)
 {
-    return TILE_ROWS * tile_form<F>::line + tile_form<F>::lines * N * STREAM_LINE;
+    return TILE_ROWS * STREAM_LINE + tile_form<F>::lines * N * STREAM_LINE;
 }
 template <int F, int N> GPU_BOTH constexpr int tile_scales(void)
 {
-    return tile_form<F>::own + tile_form<F>::scales * N * 4;
+    return tile_form<F>::scales * N * 4;
 }
 GPU_BOTH int tile_barriers_at(const struct tile_space &s)
 {
@@ -193,14 +191,16 @@ GPU_FN void ring_next(struct tile_ring &r)
         r.phase ^= 1;
     }
 }
-/* By all threads of the cluster, before anything else. */
-GPU_FN void ring_start(const struct tile_ring &r)
+/* By all threads of the cluster, before anything else; arrivals at a full slot, and of a block's warps at an
+ * empty one. */
+GPU_FN void ring_start(const struct tile_ring &r, int copiers = STREAM_THREADS + 1,
+                       int workers = TILE_WORKERS / 32)
 {
     uint32_t bars = ring_full(r);
     if (threadIdx.x == 0) {
         for (int i = 0; i < r.space.slots; i++) {
-            barrier_start(bars + (uint32_t)(8 * i), STREAM_THREADS + 1);
-            barrier_start(bars + (uint32_t)(8 * (TILE_SLOTS + i)), r.share * TILE_WORKERS / 32);
+            barrier_start(bars + (uint32_t)(8 * i), copiers);
+            barrier_start(bars + (uint32_t)(8 * (TILE_SLOTS + i)), r.share * workers);
         }
         barriers_started();
     }
@@ -226,62 +226,45 @@ GPU_FN void ring_release(struct tile_ring &r)
 
 /* What a block multiplies, from its first stage.  Weight rows: of every 16, 8 of w[0] and 8 of w[1]. */
 struct tile_source {
-    const uint8_t *w[2], *s[2]; /* s: FP4, scales */
-    int64_t pitch;              /* bytes of a weight row */
-    int s_pitch, step, last[2]; /* as of stream_tile */
-    const uint8_t *x;           /* operand in tiles */
+    const uint8_t *w[2];
+    int64_t pitch;     /* bytes of a weight row */
+    int step, last[2]; /* as of stream_tile */
+    const uint8_t *x;  /* operand in tiles */
     const float *xs;
     int n, rows, stages; /* input rows, of so many side by side in the operand; multiples of 8 */
 };
 
 /* What a thread copies of the weights next. */
-template <int F> struct tile_feed {
-    static constexpr int pieces = TILE_ROWS * tile_form<F>::line / 16 / STREAM_THREADS;
-    const uint8_t *w, *s;
+enum { TILE_ACROSS = STREAM_LINE / 16, TILE_DOWN = STREAM_THREADS / TILE_ACROSS };
+struct tile_feed {
+    static constexpr int pieces = TILE_ROWS / TILE_DOWN;
+    const uint8_t *w;
     uint32_t from[pieces], to;
 };
 
-/* Place of 16 bytes of a weight row.  Rows of 64 bytes: two fill the banks, and four pairs keep the same piece
- * at four places. */
-template <int F> GPU_FN int tile_piece(int row, int piece)
+GPU_FN struct tile_feed feed_of(const struct tile_source &t)
 {
-    return F == FORM_FP4 ? row * 64 + ((piece ^ (row >> 1 & 3)) << 4) : weight_piece(row, piece);
-}
-
-template <int F> GPU_FN struct tile_feed<F> feed_of(const struct tile_source &t) {
-    constexpr int across = tile_form<F>::line / 16, down = STREAM_THREADS / across;
-    struct tile_feed<F> f;
-    int piece = group_thread() % across, row = group_thread() / across, g = group_thread();
+    struct tile_feed f;
+    int piece = group_thread() % TILE_ACROSS, row = group_thread() / TILE_ACROSS;
     bool up = row & 8;
     f.w = (up ? t.w[1] : t.w[0]) + 16 * piece;
 #pragma unroll
     for (int k = 0; k < f.pieces; k++) {
-        int r = row + k * down;
+        int r = row + k * TILE_DOWN;
         f.from[k] = (uint32_t)(min(r / 16 * t.step + r % 8, up ? t.last[1] : t.last[0]) *
                                (uint32_t)t.pitch);
     }
-    f.to = (uint32_t)tile_piece<F>(row, piece);
-    f.s = NULL;
-    if (F == FORM_FP4) {
-        int r = min(g / 16 * t.step + g % 8, g & 8 ? t.last[1] : t.last[0]);
-        f.s = (g & 8 ? t.s[1] : t.s[0]) + (int64_t)r * t.s_pitch;
-    }
+    f.to = (uint32_t)weight_piece(row, piece);
     return f;
 }
 
-template <int F>
-GPU_FN void feed_stage(struct tile_feed<F> &f, const struct tile_ring &r)
+GPU_FN void feed_stage(struct tile_feed &f, const struct tile_ring &r)
 {
-    constexpr int down = STREAM_THREADS / (tile_form<F>::line / 16);
     uint32_t to = shared_at(ring_slot(r)) + f.to;
 #pragma unroll
     for (int k = 0; k < f.pieces; k++)
-        copy16(to + (uint32_t)(k * down * tile_form<F>::line), f.w + f.from[k]);
-    f.w += tile_form<F>::line;
-    if (F == FORM_FP4) {
-        copy4(shared_at(ring_scales(r)) + (uint32_t)(4 * group_thread()), f.s);
-        f.s += 4;
-    }
+        copy16(to + (uint32_t)(k * TILE_DOWN * STREAM_LINE), f.w + f.from[k]);
+    f.w += STREAM_LINE;
     barrier_copies(ring_full(r));
 }
 
@@ -297,7 +280,7 @@ GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ri
         first = second ? mine : 0;
         mask = 3u << r.first;
     }
-    uint32_t to = shared_at(ring_slot(r)) + TILE_ROWS * tile_form<F>::line;
+    uint32_t to = shared_at(ring_slot(r)) + TILE_ROWS * STREAM_LINE;
     barrier_expect(bar, all + scales);
     if (t.n == t.rows)
         copy_bulk(to + first, t.x + (int64_t)i * all + first, mine, bar, mask);
@@ -307,7 +290,7 @@ GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ri
                       t.x + (int64_t)(i * tile_form<F>::lines + l) * t.rows * STREAM_LINE,
                       (uint32_t)(t.n * STREAM_LINE), bar, 0);
     if (tile_form<F>::scales && !second)
-        copy_bulk(shared_at(ring_scales(r)) + tile_form<F>::own,
+        copy_bulk(shared_at(ring_scales(r)),
                   (const uint8_t *)t.xs + (int64_t)i * (tile_form<F>::scales * t.rows * 4), scales,
                   bar, mask);
 }
@@ -316,12 +299,12 @@ GPU_FN void feed_shared(const struct tile_source &t, int i, const struct tile_ri
  * the wait for the kernel ahead, which nobody here has waited for yet. */
 template <int F> GPU_FN void feed_all(const struct tile_source &t, struct tile_ring &r, bool first)
 {
-    struct tile_feed<F> f = feed_of<F>(t);
+    struct tile_feed f = feed_of(t);
     int i = 0;
     if (first) {
         struct tile_ring ahead = r;
         for (; i < min(t.stages, r.space.slots); i++) {
-            feed_stage<F>(f, ahead);
+            feed_stage(f, ahead);
             ring_next(ahead);
         }
         gpu_wait_before();
@@ -333,7 +316,7 @@ template <int F> GPU_FN void feed_all(const struct tile_source &t, struct tile_r
     }
     for (; i < t.stages; i++) {
         barrier_wait(ring_empty(r), r.phase ^ 1);
-        feed_stage<F>(f, r);
+        feed_stage(f, r);
         if (group_thread() == 0)
             feed_shared<F>(t, i, r);
         ring_next(r);
@@ -343,18 +326,17 @@ template <int F> GPU_FN void feed_all(const struct tile_source &t, struct tile_r
 /* ---------------------------------------------------------------- sums */
 
 /* This warpgroup's weights of a slot, and line `line` of its inputs. */
-template <int F> GPU_FN const uint8_t *tile_weights(const struct tile_ring &r)
+GPU_FN const uint8_t *tile_weights(const struct tile_ring &r)
 {
-    return ring_slot(r) + group_of() * STREAM_ROWS * tile_form<F>::line;
+    return ring_slot(r) + group_of() * STREAM_ROWS * STREAM_LINE;
 }
 template <int F> GPU_FN uint32_t tile_inputs(const struct tile_ring &r, int line, int n)
 {
-    return shared_at(ring_slot(r)) +
-           (uint32_t)(TILE_ROWS * tile_form<F>::line + line * n * STREAM_LINE);
+    return shared_at(ring_slot(r)) + (uint32_t)(TILE_ROWS * STREAM_LINE + line * n * STREAM_LINE);
 }
 
 /* acc += the products of the next `stages` stages, with n input rows in the slots; s: scales of FP8
- * weights, one a stage, and up: those of the other half of the rows, with TWO.  No FP4. */
+ * weights, one a stage, and up: those of the other half of the rows, with TWO. */
 template <int F, int N, bool TWO>
 GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const uint8_t *s,
                      const uint8_t *up, int n)
@@ -373,16 +355,16 @@ GPU_FN void tile_sum(float (&acc)[N / 2], struct tile_ring &r, int stages, const
             code_up = __ldg(up++);
         ring_wait(r);
         if (F == FORM_WIDE)
-            wide_steps(a, tile_weights<F>(r), 0);
+            wide_steps(a, tile_weights(r), 0);
         else
-            plain_steps(a, tile_weights<F>(r));
+            plain_steps(a, tile_weights(r));
         wgmma_begin();
         if (F == FORM_BF16)
             multiply<false, N>(acc, a, tile_inputs<F>(r, 0, n), true);
         else
             multiply<F == FORM_FP8, N>(d, a, tile_inputs<F>(r, 0, n), false);
         if (F == FORM_WIDE) {
-            wide_steps(b, tile_weights<F>(r), 1);
+            wide_steps(b, tile_weights(r), 1);
             wgmma_begin();
             multiply<false, N>(d, b, tile_inputs<F>(r, 1, n), true);
         }
@@ -524,112 +506,6 @@ GPU_FN void tile_sums(float (&acc)[N / 2], struct tile_ring &r, int slices, int 
                             up + (TWO ? k * stages : 0), n);
         tile_join<N>(acc, r, k, slices, out);
     }
-}
-
-/* ---------------------------------------------------------------- sums of FP4 */
-
-/* Half `h` of acc = fmaf(d, the weight rows' scales, that half). */
-template <int H> GPU_FN void fp4_step(float (&acc)[H], int h, float (&d)[H / 2], float f0, float f1)
-{
-    wgmma_hold(d);
-#pragma unroll
-    for (int i = 0; i < H / 2; i++)
-        acc[h * H / 2 + i] = fmaf(d[i], i & 2 ? f1 : f0, acc[h * H / 2 + i]);
-}
-
-/* acc times a factor of each input row. */
-template <int H> GPU_FN void fp4_scale(float (&acc)[H], const uint8_t *xs)
-{
-    xs += 8 * (group_thread() % 4);
-#pragma unroll
-    for (int c = 0; c < H / 4; c++) {
-        float2 x = *(const float2 *)(const void *)(xs + 32 * c);
-        acc[4 * c] *= x.x;
-        acc[4 * c + 1] *= x.y;
-        acc[4 * c + 2] *= x.x;
-        acc[4 * c + 3] *= x.y;
-    }
-}
-
-/* What a step reads of a slot: this thread's weights, asked for a step ahead. */
-struct fp4_slot {
-    const uint8_t *words, *xs; /* this thread's weights; scales of the inputs */
-    uint64_t x;                /* for wgmma_rows */
-    uint32_t scale[2];         /* of the stage's four steps, of both weight rows */
-};
-GPU_FN struct fp4_slot fp4_slot_of(const struct tile_ring &r, int n)
-{
-    struct fp4_slot s;
-    const uint8_t *ws = ring_scales(r) + 4 * (group_of() * STREAM_ROWS + weight_row());
-    s.words = tile_weights<FORM_FP4>(r) + 4 * (group_thread() % 4);
-    s.xs = ring_scales(r) + tile_form<FORM_FP4>::own;
-    s.x = wgmma_rows(tile_inputs<FORM_FP4>(r, 0, n));
-    s.scale[0] = *(const uint32_t *)(const void *)ws;
-    s.scale[1] = *(const uint32_t *)(const void *)(ws + 32);
-    return s;
-}
-GPU_FN void fp4_ask(uint32_t (&raw)[2], const struct fp4_slot &s, int j)
-{
-    const uint8_t *w = s.words + tile_piece<FORM_FP4>(weight_row(), j);
-    raw[0] = *(const uint32_t *)(const void *)w;
-    raw[1] = *(const uint32_t *)(const void *)(w + 8 * 64);
-}
-
-/* A sum or segment of `blocks` stages, of 2*H input rows (n of them in the slots) as two halves: while one's
- * sums take a step's products, the other's products are under way.  Adding up each step's products by
- * itself is what bounds it: 192 of the 400 instructions of a stage of 96 rows. */
-template <int H> GPU_FN void tile_fp4(float (&acc)[H], struct tile_ring &r, int blocks, int n)
-{
-    float d[2][H / 2], f[2][4];
-    uint32_t a[2][4], raw[2];
-    struct tile_ring ahead = r; /* what is read; r: what is given back */
-#pragma unroll
-    for (int i = 0; i < H; i++)
-        acc[i] = 0;
-    ring_wait(ahead);
-    struct fp4_slot now = fp4_slot_of(ahead, n), next = now;
-    fp4_ask(raw, now, 0);
-    for (int b = 0; b < blocks; b++) {
-        uint64_t x_high = now.x + (H * STREAM_LINE >> 4);
-        scales_of(f[0], now.scale[0]);
-        scales_of(f[1], now.scale[1]);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            fp4_to_fp8(&a[j & 1][0], &a[j & 1][2], raw[0]);
-            fp4_to_fp8(&a[j & 1][1], &a[j & 1][3], raw[1]);
-            wgmma_begin();
-            wgmma<H>::fp8(d[0], a[j & 1], now.x + 2 * j, 0);
-            wgmma_end();
-            if (j < 3)
-                fp4_ask(raw, now, j + 1);
-            else if (b + 1 < blocks) {
-                ring_next(ahead);
-                ring_wait(ahead);
-                next = fp4_slot_of(ahead, n);
-                fp4_ask(raw, next, 0);
-            }
-            if (j) {
-                wgmma_wait<1>();
-                fp4_step<H>(acc, 1, d[1], f[0][j - 1], f[1][j - 1]);
-            } else if (b)
-                fp4_scale<H>(acc, now.xs);
-            wgmma_begin();
-            wgmma<H>::fp8(d[1], a[j & 1], x_high + 2 * j, 0);
-            wgmma_end();
-            wgmma_wait<1>();
-            fp4_step<H>(acc, 0, d[0], f[0][j], f[1][j]);
-        }
-        wgmma_wait<0>();
-        fp4_step<H>(acc, 1, d[1], f[0][3], f[1][3]);
-        if (b + 1 < blocks)
-            ring_release(r);
-        now = next;
-    }
-    fp4_scale<H>(acc, now.xs + 4 * n);
-    ring_release(r);
-#pragma unroll
-    for (int i = 0; i < H; i++)
-        acc[i] *= FP4_GAIN;
 }
 
 #endif
