@@ -78,7 +78,7 @@ static enum fst_status read_config(struct bench *b, const struct options *o)
         const char *slash = strrchr(name, '/');
         snprintf(b->preset, sizeof b->preset, "%s", slash && slash[1] ? slash + 1 : name);
     } else {
-        if (config_preset(&b->cfg, name) < 0)
+        if (config_preset(&b->cfg, name) < 0 || b->cfg.v41)
             return fst_error(FST_EINVAL,
                              "--synthetic: neither a folder nor a preset: \"%s\"; known: v4-flash, "
                              "v4-pro, v4-flash-dspark, v4-pro-dspark",

@@ -6,8 +6,7 @@ static const struct option_def defs[] = {
     {.name = "preset",
      .type = OPTION_TEXT,
      .arg = "NAME",
-     .help = "a published shape without any files: v4-flash, v4-pro, v4-flash-dspark, "
-             "v4-pro-dspark"},
+     .help = "a published shape without any files: " CONFIG_PRESETS},
     {.name = "values",
      .type = OPTION_FLAG,
      .help = "also read every value and look for what is no number"},

@@ -635,6 +635,37 @@ static void preset_pro(struct model_config *c)
         c->compress_ratio[l] = l < 2 || l % 2 ? 128 : 4;
 }
 
+/* V4.1-Flash (its config.json; DeepSeek-V4.1's reference inference, model.py): layers 2-19 read rows
+ * of ratio 2, layers 20-39 of ratio 1. */
+static void preset_v41_flash(struct model_config *c)
+{
+    static const int kv_source[] = {2, 8, 14, 20};
+    static const int index_source[] = {2, 8, 14, 20, 24, 28, 32, 36};
+    flash_defaults(c);
+    snprintf(c->model_type, sizeof c->model_type, "deepseek_v41");
+    c->v41 = true;
+    c->hidden_size = 5120;
+    c->n_layers = 40;
+    c->q_lora_rank = 1280;
+    c->index_heads = 32;
+    c->n_hash_layers = 0;
+    c->n_experts = 384;
+    c->n_stage_experts = 128;
+    c->moe_dim = 2304;
+    c->norm_eps = 1e-20f;
+    c->block_out = c->block_in = 32;
+    for (int l = 2; l < c->n_layers; l++)
+        c->compress_ratio[l] = l < 20 ? 2 : 1;
+    for (size_t i = 0; i < FST_COUNT(kv_source); i++)
+        c->kv_source[kv_source[i]] = true;
+    for (size_t i = 0; i < FST_COUNT(index_source); i++)
+        c->index_source[index_source[i]] = true;
+    c->engram_rows[1] = 384006168;
+    c->engram_rows[14] = 384016682;
+    c->engram_dim = 256;
+    c->engram_heads = 24;
+}
+
 enum fst_status config_preset(struct model_config *c, const char *name)
 {
     static const struct {
@@ -644,7 +675,8 @@ enum fst_status config_preset(struct model_config *c, const char *name)
     } presets[] = {{"v4-flash", preset_flash, false},
                    {"v4-pro", preset_pro, false},
                    {"v4-flash-dspark", preset_flash, true},
-                   {"v4-pro-dspark", preset_pro, true}};
+                   {"v4-pro-dspark", preset_pro, true},
+                   {"v4.1-flash", preset_v41_flash, true}};
     for (size_t i = 0; i < FST_COUNT(presets); i++) {
         if (strcmp(name, presets[i].name) != 0)
             continue;
@@ -658,7 +690,5 @@ enum fst_status config_preset(struct model_config *c, const char *name)
             c->target_layer[s] = c->n_layers - 3 + s;
         return FST_OK;
     }
-    return fst_error(FST_ENOTFOUND,
-                     "no preset \"%s\"; known: v4-flash, v4-pro, v4-flash-dspark, v4-pro-dspark",
-                     name);
+    return fst_error(FST_ENOTFOUND, "no preset \"%s\"; known: " CONFIG_PRESETS, name);
 }

@@ -59,6 +59,15 @@ struct model_config {
     int noise_id;
     int target_layer[CONFIG_STAGES_MAX]; /* captured target layers, in concatenation order */
     bool confidence_head;
+
+    /* DeepSeek-V4.1, which is known by its preset alone: no folder of it is opened yet.  Its layers read
+     * compressed rows of ratio 1 and 2 (compress_ratio), which few of them own. */
+    bool v41;
+    bool kv_source[CONFIG_LAYERS_MAX];      /* owns compressed rows and index keys */
+    bool index_source[CONFIG_LAYERS_MAX];   /* has an indexer */
+    int64_t engram_rows[CONFIG_LAYERS_MAX]; /* of its table of n-grams; 0: none */
+    int engram_dim, engram_heads;           /* values of such a row; rows a token reads */
+    int n_stage_experts;                    /* of a draft stage; 0: as many as a layer has */
 };
 
 /* Parse the JSON text of config.json; `path` is for messages.  FST_EUNSUPPORTED for another
@@ -67,7 +76,8 @@ enum fst_status config_parse(struct model_config *c, const char *json, size_t le
                              const char *path);
 enum fst_status config_read(struct model_config *c, const char *model_dir);
 
-/* Built-in: "v4-flash", "v4-pro", "v4-flash-dspark", "v4-pro-dspark".  FST_ENOTFOUND lists them. */
+/* Built-in: CONFIG_PRESETS, as help texts list them.  FST_ENOTFOUND lists them too. */
+#define CONFIG_PRESETS "v4-flash, v4-pro, v4-flash-dspark, v4-pro-dspark, v4.1-flash"
 enum fst_status config_preset(struct model_config *c, const char *name);
 
 #endif

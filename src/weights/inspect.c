@@ -12,6 +12,7 @@ static const char *const class_names[WEIGHTS_CLASSES] = {[WEIGHTS_EMBED] = "embe
                                                          [WEIGHTS_EXPERTS] = "experts",
                                                          [WEIGHTS_SHARED] = "shared_experts",
                                                          [WEIGHTS_NORM] = "norms",
+                                                         [WEIGHTS_ENGRAM] = "engram",
                                                          [WEIGHTS_DRAFT] = "draft",
                                                          [WEIGHTS_UNKNOWN] = "unknown"};
 
@@ -34,6 +35,30 @@ static void count_item(struct weights_report *r, const struct inventory_item *it
     count(r, inventory_class(item), bytes);
     if (item->stage)
         r->stage_tensors[item->layer]++;
+    if (item->expert >= 0)
+        *(item->stage ? &r->stage_expert_bytes : &r->expert_bytes) += bytes;
+    if (inventory_form(item) == FORM_ROWS)
+        r->engram_bytes += bytes;
+    if (inventory_is_cut(item))
+        r->cut_bytes += bytes;
+}
+
+/* Of n things of so many bytes together, what the fullest card has. */
+static int64_t part(int64_t bytes, int n, int n_cards)
+{
+    return n ? bytes / n * div_up(n, n_cards) : 0;
+}
+
+int64_t weights_card_bytes(const struct weights_report *r, enum weights_share share, int n_cards)
+{
+    const struct model_config *c = &r->config;
+    int stage_experts = c->n_stage_experts ? c->n_stage_experts : c->n_experts;
+    FST_ASSERT(n_cards >= 1);
+    if (share == WEIGHTS_SHARE_TENSORS)
+        return r->bytes - r->cut_bytes + div_up(r->cut_bytes, n_cards);
+    return r->bytes - r->expert_bytes - r->stage_expert_bytes - r->engram_bytes +
+           part(r->expert_bytes, c->n_experts, n_cards) +
+           part(r->stage_expert_bytes, stage_experts, n_cards) + div_up(r->engram_bytes, n_cards);
 }
 
 static enum fst_status no_memory(void)

@@ -30,11 +30,32 @@ enum dim {
     DIM_HICI,
     DIM_SD, /* S * D */
     DIM_R,  /* Markov rank */
-    DIM_DR  /* D + r */
+    DIM_DR, /* D + r */
+    /* of V4.1's Engram: rows of the layer's table, values of one, what a token reads; (4 + 1) * D */
+    DIM_GRAMS,
+    DIM_GRAM,
+    DIM_GRAMS_READ,
+    DIM_5D
 };
 
-/* When a layer has the tensor. */
-enum cond { ALWAYS, IF_HASH, IF_SCORED, IF_COMPRESSED, IF_INDEXED, IF_CONFIDENCE };
+/* When a layer has the tensor.  From IF_V41 on: in V4.1 alone, as IF_V4 to IF_INDEXED are V4's. */
+enum cond {
+    ALWAYS,
+    IF_HASH,
+    IF_SCORED,
+    IF_CONFIDENCE,
+    IF_V4,
+    IF_COMPRESSED,
+    IF_INDEXED,
+    IF_V41,
+    IF_KV_SOURCE,
+    IF_GATED, /* pools more than one position */
+    IF_INDEX_SOURCE,
+    IF_ENGRAM
+};
+
+/* No field of struct weights: V4.1 is listed, not loaded. */
+#define NO_PLACE SIZE_MAX
 
 /* Which list a row belongs to. */
 enum place { AT_TOP, AT_LAYER, AT_EXPERT, AT_MTP, AT_DSPARK_FIRST, AT_DSPARK_LAST };
@@ -57,6 +78,14 @@ struct inventory_rule {
     {                                                                                              \
         s, AT_LAYER, cond, form, class, rows, cols, offsetof(struct layer_weights, field)          \
     }
+#define TOP_V4(s, form, class, rows, cols, field)                                                  \
+    {                                                                                              \
+        s, AT_TOP, IF_V4, form, class, rows, cols, offsetof(struct weights, field)                 \
+    }
+#define V41(s, place, cond, form, class, rows, cols)                                               \
+    {                                                                                              \
+        s, place, cond, form, class, rows, cols, NO_PLACE                                          \
+    }
 #define EXPERT(s, rows, cols, field)                                                               \
     {                                                                                              \
         s, AT_EXPERT, ALWAYS, FORM_EXPERT, WEIGHTS_EXPERTS, rows, cols,                            \
@@ -76,9 +105,9 @@ static const struct inventory_rule rules[] = {
     TOP("embed",        FORM_PLAIN, WEIGHTS_EMBED, DIM_V, DIM_D, embed),
     TOP("head",         FORM_PLAIN, WEIGHTS_EMBED, DIM_V, DIM_D, head),
     TOP("norm.weight",  FORM_NORM,  WEIGHTS_NORM,  DIM_D, DIM_NONE, norm),
-    TOP("hc_head_fn",   FORM_FLOAT, WEIGHTS_HC,    DIM_4, DIM_4D, hc_head.fn),
-    TOP("hc_head_base", FORM_FLOAT, WEIGHTS_HC,    DIM_4, DIM_NONE, hc_head.base),
-    TOP("hc_head_scale", FORM_FLOAT, WEIGHTS_HC,   DIM_1, DIM_NONE, hc_head.scale),
+    TOP_V4("hc_head_fn",   FORM_FLOAT, WEIGHTS_HC,    DIM_4, DIM_4D, hc_head.fn),
+    TOP_V4("hc_head_base", FORM_FLOAT, WEIGHTS_HC,    DIM_4, DIM_NONE, hc_head.base),
+    TOP_V4("hc_head_scale", FORM_FLOAT, WEIGHTS_HC,   DIM_1, DIM_NONE, hc_head.scale),
 
     LAYER("attn_norm.weight", ALWAYS, FORM_NORM,  WEIGHTS_NORM, DIM_D,  DIM_NONE, attn_norm),
     LAYER("ffn_norm.weight",  ALWAYS, FORM_NORM,  WEIGHTS_NORM, DIM_D,  DIM_NONE, ffn_norm),
@@ -143,18 +172,43 @@ static const struct inventory_rule rules[] = {
     DSPARK("main_proj", AT_DSPARK_FIRST, ALWAYS, FORM_FP8, DIM_D, DIM_SD, main_proj),
     DSPARK("main_norm.weight", AT_DSPARK_FIRST, ALWAYS, FORM_NORM, DIM_D, DIM_NONE, main_norm),
     DSPARK("norm.weight", AT_DSPARK_LAST, ALWAYS, FORM_NORM, DIM_D, DIM_NONE, norm),
-    DSPARK("hc_head_fn", AT_DSPARK_LAST, ALWAYS, FORM_FLOAT, DIM_4, DIM_4D, hc_head.fn),
-    DSPARK("hc_head_base", AT_DSPARK_LAST, ALWAYS, FORM_FLOAT, DIM_4, DIM_NONE, hc_head.base),
-    DSPARK("hc_head_scale", AT_DSPARK_LAST, ALWAYS, FORM_FLOAT, DIM_1, DIM_NONE, hc_head.scale),
-    DSPARK("markov_head.markov_w1", AT_DSPARK_LAST, ALWAYS, FORM_PLAIN, DIM_V, DIM_R, markov_w1),
-    DSPARK("markov_head.markov_w2", AT_DSPARK_LAST, ALWAYS, FORM_PLAIN, DIM_V, DIM_R, markov_w2),
+    DSPARK("hc_head_fn", AT_DSPARK_LAST, IF_V4, FORM_FLOAT, DIM_4, DIM_4D, hc_head.fn),
+    DSPARK("hc_head_base", AT_DSPARK_LAST, IF_V4, FORM_FLOAT, DIM_4, DIM_NONE, hc_head.base),
+    DSPARK("hc_head_scale", AT_DSPARK_LAST, IF_V4, FORM_FLOAT, DIM_1, DIM_NONE, hc_head.scale),
+    DSPARK("markov_head.markov_w1", AT_DSPARK_LAST, IF_V4, FORM_PLAIN, DIM_V, DIM_R, markov_w1),
+    DSPARK("markov_head.markov_w2", AT_DSPARK_LAST, IF_V4, FORM_PLAIN, DIM_V, DIM_R, markov_w2),
     DSPARK("confidence_head.proj", AT_DSPARK_LAST, IF_CONFIDENCE, FORM_PLAIN, DIM_1, DIM_DR,
            confidence),
+
+    V41("attn.compressor.wkv", AT_LAYER, IF_KV_SOURCE, FORM_PLAIN, WEIGHTS_COMPRESSOR, DIM_C, DIM_D),
+    V41("attn.compressor.wgate", AT_LAYER, IF_GATED, FORM_PLAIN, WEIGHTS_COMPRESSOR, DIM_C, DIM_D),
+    V41("attn.compressor.norm.weight", AT_LAYER, IF_KV_SOURCE, FORM_NORM, WEIGHTS_COMPRESSOR, DIM_C,
+        DIM_NONE),
+    V41("attn.indexer.wk", AT_LAYER, IF_KV_SOURCE, FORM_PLAIN, WEIGHTS_INDEXER, DIM_CI, DIM_C),
+    V41("attn.indexer.k_norm.weight", AT_LAYER, IF_KV_SOURCE, FORM_NORM, WEIGHTS_INDEXER, DIM_CI,
+        DIM_NONE),
+    V41("attn.indexer.wq_b", AT_LAYER, IF_INDEX_SOURCE, FORM_FP8, WEIGHTS_INDEXER, DIM_HICI, DIM_Q),
+    V41("attn.indexer.weights_proj", AT_LAYER, IF_INDEX_SOURCE, FORM_PLAIN, WEIGHTS_INDEXER, DIM_HI,
+        DIM_D),
+    V41("ffn.gate.bias_vl", AT_LAYER, IF_V41, FORM_FLOAT, WEIGHTS_ROUTER, DIM_E, DIM_NONE),
+    V41("engram.embed", AT_LAYER, IF_ENGRAM, FORM_ROWS, WEIGHTS_ENGRAM, DIM_GRAMS, DIM_GRAM),
+    V41("engram.wkv", AT_LAYER, IF_ENGRAM, FORM_FP8, WEIGHTS_ENGRAM, DIM_5D, DIM_GRAMS_READ),
+    V41("engram.q_weight", AT_LAYER, IF_ENGRAM, FORM_NORM, WEIGHTS_ENGRAM, DIM_4, DIM_D),
+    V41("engram.k_weight", AT_LAYER, IF_ENGRAM, FORM_NORM, WEIGHTS_ENGRAM, DIM_4, DIM_D),
+    V41("markov_head.embed", AT_DSPARK_LAST, IF_V41, FORM_PLAIN, WEIGHTS_DRAFT, DIM_V, DIM_R),
+    V41("markov_head.head", AT_DSPARK_LAST, IF_V41, FORM_PLAIN, WEIGHTS_DRAFT, DIM_V, DIM_R),
 };
 /* clang-format on */
 
-static int64_t dim_value(const struct model_config *c, enum dim d, int ratio)
+static int n_experts_of(const struct model_config *c, bool stage)
 {
+    return stage && c->n_stage_experts ? c->n_stage_experts : c->n_experts;
+}
+
+static int64_t dim_value(const struct model_config *c, enum dim d,
+                         const struct inventory_item *item)
+{
+    int ratio = item->ratio;
     switch (d) {
     case DIM_NONE:
         return 0;
@@ -187,7 +241,7 @@ static int64_t dim_value(const struct model_config *c, enum dim d, int ratio)
     case DIM_GO:
         return (int64_t)c->o_groups * c->o_lora_rank;
     case DIM_E:
-        return c->n_experts;
+        return n_experts_of(c, item->stage);
     case DIM_I:
         return c->moe_dim;
     case DIM_TOP:
@@ -208,6 +262,14 @@ static int64_t dim_value(const struct model_config *c, enum dim d, int ratio)
         return c->markov_rank;
     case DIM_DR:
         return (int64_t)c->hidden_size + c->markov_rank;
+    case DIM_GRAMS:
+        return c->engram_rows[item->layer];
+    case DIM_GRAM:
+        return c->engram_dim;
+    case DIM_GRAMS_READ:
+        return (int64_t)c->engram_heads * c->engram_dim;
+    case DIM_5D:
+        return (int64_t)(CONFIG_HC + 1) * c->hidden_size;
     }
     FST_ASSERT(false);
     return 0;
@@ -224,9 +286,14 @@ struct maker {
     bool failed;
 };
 
-static bool is_linear(enum inventory_form form)
+static bool has_scale(enum inventory_form form)
 {
-    return form == FORM_FP8 || form == FORM_EXPERT || form == FORM_PLAIN;
+    return form == FORM_FP8 || form == FORM_EXPERT || form == FORM_ROWS;
+}
+
+static bool is_matrix(enum inventory_form form)
+{
+    return has_scale(form) || form == FORM_PLAIN;
 }
 
 static void add(struct maker *m, const struct inventory_item *proto, const char *prefix,
@@ -257,15 +324,18 @@ static void add_rule(struct maker *m, struct inventory_item proto, const char *p
     enum inventory_form form = proto.rule->form;
     if (m->failed)
         return;
-    add(m, &proto, prefix, is_linear(form) ? ".weight" : "");
-    if (form == FORM_FP8 || form == FORM_EXPERT) {
+    add(m, &proto, prefix, is_matrix(form) ? ".weight" : "");
+    if (has_scale(form)) {
         proto.scale = true;
         add(m, &proto, prefix, ".scale");
     }
 }
 
-static bool has(const struct model_config *c, enum cond cond, int ratio, bool hash)
+static bool has(const struct model_config *c, enum cond cond, const struct inventory_item *item,
+                bool hash)
 {
+    int ratio = item->ratio;
+    bool trunk = c->v41 && !item->stage && item->layer >= 0;
     switch (cond) {
     case ALWAYS:
         return true;
@@ -273,12 +343,24 @@ static bool has(const struct model_config *c, enum cond cond, int ratio, bool ha
         return hash;
     case IF_SCORED:
         return !hash;
-    case IF_COMPRESSED:
-        return ratio != 0;
-    case IF_INDEXED:
-        return ratio == 4;
     case IF_CONFIDENCE:
         return c->confidence_head;
+    case IF_V4:
+        return !c->v41;
+    case IF_COMPRESSED:
+        return !c->v41 && ratio != 0;
+    case IF_INDEXED:
+        return !c->v41 && ratio == 4;
+    case IF_V41:
+        return c->v41;
+    case IF_KV_SOURCE:
+        return trunk && c->kv_source[item->layer];
+    case IF_GATED:
+        return trunk && c->kv_source[item->layer] && ratio > 1;
+    case IF_INDEX_SOURCE:
+        return trunk && c->index_source[item->layer];
+    case IF_ENGRAM:
+        return trunk && c->engram_rows[item->layer] > 0;
     }
     return false;
 }
@@ -287,7 +369,7 @@ static void add_place(struct maker *m, enum place place, struct inventory_item p
                       const char *prefix, bool hash)
 {
     for (size_t i = 0; i < FST_COUNT(rules); i++) {
-        if (rules[i].place != place || !has(m->c, rules[i].cond, proto.ratio, hash))
+        if (rules[i].place != place || !has(m->c, rules[i].cond, &proto, hash))
             continue;
         proto.rule = &rules[i];
         add_rule(m, proto, prefix);
@@ -302,7 +384,7 @@ static void add_layer(struct maker *m, bool stage, int layer, int ratio, bool ha
     const char *root = stage ? "mtp" : "layers";
     snprintf(prefix, sizeof prefix, "%s.%d.", root, layer);
     add_place(m, AT_LAYER, proto, prefix, hash);
-    for (int e = 0; e < m->c->n_experts; e++) {
+    for (int e = 0; e < n_experts_of(m->c, stage); e++) {
         snprintf(prefix, sizeof prefix, "%s.%d.ffn.experts.%d.", root, layer, e);
         proto.expert = (int16_t)e;
         add_place(m, AT_EXPERT, proto, prefix, hash);
@@ -387,21 +469,23 @@ enum inventory_scope inventory_scope(const struct inventory_item *item)
 
 size_t inventory_offset(const struct inventory_item *item)
 {
+    FST_ASSERT(item->rule->offset != NO_PLACE);
     return item->rule->offset;
 }
 
 void inventory_dims(const struct inventory *inv, const struct inventory_item *item, int64_t *rows,
                     int64_t *cols)
 {
-    *rows = dim_value(&inv->config, item->rule->rows, item->ratio);
-    *cols = dim_value(&inv->config, item->rule->cols, item->ratio);
+    *rows = dim_value(&inv->config, item->rule->rows, item);
+    *cols = dim_value(&inv->config, item->rule->cols, item);
 }
 
 enum st_dtype inventory_published(const struct inventory_item *item)
 {
     static const enum st_dtype by_form[] = {
         [FORM_FP8] = ST_F8_E4M3, [FORM_EXPERT] = ST_I8, [FORM_PLAIN] = ST_BF16,
-        [FORM_NORM] = ST_BF16,   [FORM_FLOAT] = ST_F32, [FORM_IDS] = ST_I64};
+        [FORM_NORM] = ST_BF16,   [FORM_FLOAT] = ST_F32, [FORM_IDS] = ST_I64,
+        [FORM_ROWS] = ST_F8_E4M3};
     return by_form[item->rule->form];
 }
 
@@ -419,6 +503,8 @@ static bool form_has(enum inventory_form form, enum st_dtype t)
         return t == ST_BF16 || t == ST_F32;
     case FORM_IDS:
         return t == ST_I64 || t == ST_I32;
+    case FORM_ROWS:
+        return t == ST_F8_E4M3;
     }
     return false;
 }
@@ -433,18 +519,31 @@ int inventory_shape(const struct inventory *inv, const struct inventory_item *it
     shape[1] = cols;
     if (!form_has(item->rule->form, t))
         return 0;
-    if (t == ST_I8 && cols % 32 != 0) /* an FP4 row is whole blocks of 32 */
+    /* an FP4 row is whole blocks of 32, and so is a gathered one */
+    if ((t == ST_I8 || item->rule->form == FORM_ROWS) && cols % 32 != 0)
         return 0;
     if (item->scale) {
         *stored = ST_F8_E8M0;
         if (t != ST_I8 && t != ST_F8_E4M3)
             return 0;
-        shape[0] = t == ST_I8 ? rows : div_up(rows, inv->config.block_out);
-        shape[1] = t == ST_I8 ? cols / 32 : div_up(cols, inv->config.block_in);
+        bool by_row = t == ST_I8 || item->rule->form == FORM_ROWS;
+        shape[0] = by_row ? rows : div_up(rows, inv->config.block_out);
+        shape[1] = by_row ? cols / 32 : div_up(cols, inv->config.block_in);
     } else if (t == ST_I8) {
         shape[1] = cols / 2;
     }
     return item->rule->cols == DIM_NONE ? 1 : 2;
+}
+
+static bool is_cut(enum dim d)
+{
+    return d == DIM_HC || d == DIM_H || d == DIM_GO || d == DIM_I || d == DIM_V || d == DIM_GRAMS;
+}
+
+bool inventory_is_cut(const struct inventory_item *item)
+{
+    const struct inventory_rule *r = item->rule;
+    return r->form != FORM_IDS && (is_cut(r->rows) || is_cut(r->cols));
 }
 
 int64_t inventory_bytes(const struct inventory *inv, const struct inventory_item *item)

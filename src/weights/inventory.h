@@ -18,7 +18,8 @@ enum inventory_form {
     FORM_PLAIN,  /* linear: BF16 or F32 */
     FORM_NORM,   /* vector, BF16 or F32; widened */
     FORM_FLOAT,  /* F32 or BF16; float array in memory */
-    FORM_IDS     /* I64 or I32; narrowed */
+    FORM_IDS,    /* I64 or I32; narrowed */
+    FORM_ROWS    /* a table of F8_E4M3 rows that are gathered, .scale per 32 values of a row */
 };
 
 struct inventory_rule; /* one row of the table */
@@ -62,6 +63,8 @@ void inventory_dims(const struct inventory *inv, const struct inventory_item *it
 int inventory_shape(const struct inventory *inv, const struct inventory_item *item, enum st_dtype t,
                     enum st_dtype *stored, int64_t shape[2]);
 enum st_dtype inventory_published(const struct inventory_item *item);
+/* Whether the cards of tensor parallelism cut it (weights.h, WEIGHTS_SHARE_TENSOR). */
+bool inventory_is_cut(const struct inventory_item *item);
 /* Bytes of the item in its published form. */
 int64_t inventory_bytes(const struct inventory *inv, const struct inventory_item *item);
 

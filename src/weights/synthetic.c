@@ -62,6 +62,8 @@ static struct device_fill values_of(const struct model_config *c, const struct i
         f.k = c->n_experts_per_token;
         f.n = c->n_experts;
         break;
+    case FORM_ROWS: /* of V4.1 */
+        FST_ASSERT(false);
     }
     return f;
 }

@@ -180,6 +180,7 @@ enum weights_class {
     WEIGHTS_EXPERTS, /* routed */
     WEIGHTS_SHARED,  /* shared expert */
     WEIGHTS_NORM,    /* attn_norm, ffn_norm, norm */
+    WEIGHTS_ENGRAM,  /* V4.1's tables of n-grams and what reads them */
     WEIGHTS_DRAFT,   /* mtp.* */
     WEIGHTS_UNKNOWN,
     WEIGHTS_CLASSES
@@ -193,6 +194,8 @@ struct weights_report {
         int64_t tensors, bytes;
     } by_class[WEIGHTS_CLASSES];
     int64_t stage_tensors[CONFIG_STAGES_MAX]; /* mtp.0, mtp.1, ... */
+    /* Of bytes: routed experts of layers and of stages, Engram's tables; what tensor parallelism cuts. */
+    int64_t expert_bytes, stage_expert_bytes, engram_bytes, cut_bytes;
     int64_t n_missing, n_unknown, n_wrong;
     char **missing, **unknown; /* owned: canonical names (unknown: as stored) */
     char **wrong;              /* owned: one line each, dtype or shape other than expected */
@@ -202,6 +205,13 @@ struct weights_report {
  * damaged shard) is an error; missing, unknown and wrong tensors are figures of the report. */
 enum fst_status weights_inspect(struct weights_report **out, const char *dir);
 enum fst_status weights_inspect_preset(struct weights_report **out, const char *preset);
+/* How several cards hold one model.  By experts: each has whole routed experts and a part of Engram's
+ * rows, and all of the rest; it attends for its own requests.  By tensors: heads, o-groups, the inner
+ * width of experts, the vocabulary and Engram's rows are cut, the rest is on every card, and so are the
+ * rows of every request. */
+enum weights_share { WEIGHTS_SHARE_EXPERTS, WEIGHTS_SHARE_TENSORS };
+/* Bytes on the fullest of n_cards cards, from 1 on. */
+int64_t weights_card_bytes(const struct weights_report *r, enum weights_share share, int n_cards);
 void weights_report_free(struct weights_report *r); /* NULL is fine */
 
 #endif

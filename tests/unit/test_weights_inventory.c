@@ -18,6 +18,8 @@ static void test_presets(void **state)
         {"v4-pro", 145116, 864704792696, {2343, 0, 0}, 805.319},
         {"v4-flash-dspark", 72317, 166878536440, {1568, 1565, 1572}, 155.418},
         {"v4-pro-dspark", 149782, 892727580904, {2336, 2333, 2340}, 831.417},
+        /* V4.1-Flash: 96085 tensors of 510286023000 bytes, less 266 of vision (0.97 GB) */
+        {"v4.1-flash", 95819, 509315486040, {801, 798, 802}, 474.337},
     };
     (void)state;
     for (size_t i = 0; i < FST_COUNT(cases); i++) {
@@ -47,6 +49,39 @@ static void test_presets(void **state)
     weights_report_free(NULL);
 }
 
+/* What the fullest of several cards holds: the published accounts of two and more. */
+static void test_cards(void **state)
+{
+    static const struct {
+        const char *name;
+        enum weights_share share;
+        int n_cards;
+        double gb, tolerance;
+    } cases[] = {
+        {"v4-flash-dspark", WEIGHTS_SHARE_TENSORS, 2, 84, 0.5},
+        /* estimates: all but Engram 73.7 GiB on four cards and 38.3 on eight, Engram 47.2 and 23.6 */
+        {"v4.1-flash", WEIGHTS_SHARE_TENSORS, 4, 120.9 * 1.073741824, 2},
+        {"v4.1-flash", WEIGHTS_SHARE_TENSORS, 8, 61.9 * 1.073741824, 2}};
+    struct weights_report *r;
+    (void)state;
+    for (size_t i = 0; i < FST_COUNT(cases); i++) {
+        assert_int_equal(weights_inspect_preset(&r, cases[i].name), FST_OK);
+        double gb = 1e-9 * (double)weights_card_bytes(r, cases[i].share, cases[i].n_cards);
+        if (gb < cases[i].gb - cases[i].tolerance || gb > cases[i].gb + cases[i].tolerance)
+            fail_msg("%s on %d cards: %.3f GB, expected %.3f", cases[i].name, cases[i].n_cards, gb,
+                     cases[i].gb);
+        for (int s = 0; s < 2; s++)
+            assert_int_equal(weights_card_bytes(r, (enum weights_share)s, 1), r->bytes);
+        weights_report_free(r);
+    }
+    /* Whole experts: of 256, three cards have 86 at most, and 300 cards one. */
+    assert_int_equal(weights_inspect_preset(&r, "v4-flash"), FST_OK);
+    int64_t one = (r->expert_bytes + r->stage_expert_bytes) / 256, rest = r->bytes - 256 * one;
+    assert_int_equal(weights_card_bytes(r, WEIGHTS_SHARE_EXPERTS, 3), rest + 86 * one);
+    assert_int_equal(weights_card_bytes(r, WEIGHTS_SHARE_EXPERTS, 300), rest + one);
+    weights_report_free(r);
+}
+
 /* No name twice, in any kind of draft. */
 static int by_text(const void *a, const void *b)
 {
@@ -55,7 +90,7 @@ static int by_text(const void *a, const void *b)
 
 static void test_names_unique(void **state)
 {
-    static const char *const presets[] = {"v4-flash", "v4-pro-dspark"};
+    static const char *const presets[] = {"v4-flash", "v4-pro-dspark", "v4.1-flash"};
     (void)state;
     for (size_t i = 0; i < FST_COUNT(presets); i++) {
         struct model_config c;
@@ -220,9 +255,8 @@ static void test_real_headers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_presets),
-        cmocka_unit_test(test_names_unique),
-        cmocka_unit_test(test_pro_config),
+        cmocka_unit_test(test_presets),      cmocka_unit_test(test_cards),
+        cmocka_unit_test(test_names_unique), cmocka_unit_test(test_pro_config),
         cmocka_unit_test(test_real_headers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
