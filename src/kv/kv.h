@@ -73,6 +73,11 @@ enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out);
 void kv_sizing(const struct kv_spec *spec, struct sizing_spec *out);
 /* The most tokens in whole pages whose kv_plan, with this spec otherwise, stays within the budget; 0: none. */
 int64_t kv_tokens_within(const struct kv_spec *spec, int64_t budget_bytes);
+/* The same two of other rows or of another rule than kv_sizing's: of spec they take slots, pages, context
+ * and device alone.  The published rule counts no tables. */
+enum fst_status kv_plan_by(const struct kv_spec *spec, const struct sizing_spec *z,
+                           struct kv_plan *out);
+int64_t kv_tokens_by(const struct kv_spec *spec, const struct sizing_spec *z, int64_t budget_bytes);
 
 enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec);
 void kv_release(struct kv *kv);

@@ -99,7 +99,8 @@ static void add_layer(struct sizing_spec *z, int ratio, int state_bytes)
             (struct sizing_class){.ratio = ratio,
                                   .indexed = ratio == 4,
                                   .state_bytes = state_bytes,
-                                  .state_ring = ratio == 4 ? KV_STATE4 : KV_STATE128};
+                                  .state_ring = ratio == 4 ? KV_STATE4 : KV_STATE128,
+                                  .overlap = ratio == 4 ? 4 : 0};
     z->class[i].n_layers++;
 }
 
@@ -128,30 +129,51 @@ void kv_sizing(const struct kv_spec *s, struct sizing_spec *out)
     }
 }
 
-enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out)
+static int64_t table_bytes(const struct kv_spec *s, const struct sizing_spec *z)
 {
-    struct sizing_spec z, one;
+    int64_t slots = (int64_t)s->n_slots + 1;
+    if (z->rule == SIZING_PUBLISHED)
+        return 0;
+    return 4 * slots * div_up(s->context_length, KERN_PAGE) *
+               (s->device ? 3 : 1) + /* kernels' copy, and what it holds */
+           slots * (int64_t)sizeof(struct kv_slot) +
+           4 * s->n_pages + 4 * slots;
+}
+
+enum fst_status kv_plan_by(const struct kv_spec *spec, const struct sizing_spec *z,
+                           struct kv_plan *out)
+{
+    struct sizing_spec one = *z;
     FST_TRY(check_counts(spec));
-    FST_TRY(check_widths(spec));
-    kv_sizing(spec, &z);
-    FST_TRY(sizing_check(&z));
-    one = z;
+    FST_TRY(sizing_check(z));
     one.n_slots = 1;
-    struct kv_plan p = {.window_bytes = sizing_window_bytes(&z),
-                        .compressed_bytes = sizing_compressed_bytes(&z, spec->n_pages),
-                        .index_bytes = sizing_index_bytes(&z, spec->n_pages),
-                        .state_bytes = sizing_state_bytes(&z),
+    struct kv_plan p = {.window_bytes = sizing_window_bytes(z),
+                        .compressed_bytes = sizing_compressed_bytes(z, spec->n_pages),
+                        .index_bytes = sizing_index_bytes(z, spec->n_pages),
+                        .state_bytes = sizing_state_bytes(z),
+                        .table_bytes = table_bytes(spec, z),
                         .bytes_per_slot = sizing_window_bytes(&one) + sizing_state_bytes(&one),
-                        .bytes_per_full_token = sizing_token_bytes(&z)};
-    int64_t slots = (int64_t)spec->n_slots + 1;
-    p.table_bytes = 4 * slots * div_up(spec->context_length, KERN_PAGE) *
-                        (spec->device ? 3 : 1) + /* kernels' copy, and what it holds */
-                    slots * (int64_t)sizeof(struct kv_slot) +
-                    4 * spec->n_pages + 4 * slots;
+                        .bytes_per_full_token = sizing_token_bytes(z)};
     p.total_bytes =
         p.window_bytes + p.compressed_bytes + p.index_bytes + p.state_bytes + p.table_bytes;
     *out = p;
     return FST_OK;
+}
+
+enum fst_status kv_plan(const struct kv_spec *spec, struct kv_plan *out)
+{
+    struct sizing_spec z;
+    FST_TRY(check_counts(spec));
+    FST_TRY(check_widths(spec));
+    kv_sizing(spec, &z);
+    return kv_plan_by(spec, &z, out);
+}
+
+int64_t kv_tokens_by(const struct kv_spec *spec, const struct sizing_spec *z, int64_t budget_bytes)
+{
+    struct kv_spec none = *spec;
+    none.n_pages = 0;
+    return sizing_full_tokens(z, budget_bytes - table_bytes(&none, z));
 }
 
 int64_t kv_tokens_within(const struct kv_spec *spec, int64_t budget_bytes)
@@ -163,5 +185,5 @@ int64_t kv_tokens_within(const struct kv_spec *spec, int64_t budget_bytes)
     if (kv_plan(&one, &p) < 0)
         return 0;
     kv_sizing(&one, &z);
-    return sizing_full_tokens(&z, budget_bytes - (p.table_bytes - z.page_table_bytes));
+    return kv_tokens_by(&one, &z, budget_bytes);
 }

@@ -31,6 +31,8 @@ static enum fst_status check_class(const struct sizing_class *c)
         return wrong("class.state_bytes", c->state_bytes, "0 to 1048576");
     if (c->state_ring < 0 || c->state_ring > 1 << 16)
         return wrong("class.state_ring", c->state_ring, "0 to 65536");
+    if (c->overlap < 0 || c->overlap > SIZING_PAGE)
+        return wrong("class.overlap", c->overlap, "0 to 256");
     return FST_OK;
 }
 
@@ -159,4 +161,46 @@ int64_t sizing_full_tokens(const struct sizing_spec *s, int64_t budget_bytes)
     surcharge(s, &over, &under);
     page = page * over + s->page_table_bytes * under;
     return room < 0 || !page ? 0 : room * under / page * SIZING_PAGE;
+}
+
+static int64_t row_bytes(const struct sizing_record *r)
+{
+    return (int64_t)r->data + r->scale;
+}
+
+struct sizing_snapshot sizing_snapshot_at(const struct sizing_spec *s, int window, int64_t n)
+{
+    struct sizing_snapshot x = {0};
+    FST_ASSERT(n >= window);
+    x.window = window * (s->n_target * row_bytes(&s->window) +
+                         (s->n_draft ? s->n_draft * row_bytes(&s->draft) : 0));
+    for (int i = 0; i < s->n_classes; i++) {
+        const struct sizing_class *c = &s->class[i];
+        int64_t entry = row_bytes(&s->compressed) + (c->indexed ? row_bytes(&s->index) : 0);
+        int64_t inputs = n % SIZING_PAGE ? (n % c->ratio + c->overlap) * c->state_bytes
+                                         : (int64_t)c->overlap * c->state_bytes / 2;
+        x.state += c->n_layers * inputs;
+        x.page += c->n_layers * (n % SIZING_PAGE / c->ratio) * entry;
+    }
+    x.total = x.window + x.state + x.page;
+    return x;
+}
+
+void sizing_snapshot_elsewhere(const struct sizing_spec *s, int window,
+                               struct sizing_snapshot *mean, struct sizing_snapshot *worst)
+{
+    const int64_t first = round_up(window, SIZING_PAGE);
+    *mean = *worst = (struct sizing_snapshot){0};
+    for (int i = 1; i < SIZING_PAGE; i++) {
+        struct sizing_snapshot x = sizing_snapshot_at(s, window, first + i);
+        mean->window += x.window;
+        mean->state += x.state;
+        mean->page += x.page;
+        if (x.total > worst->total)
+            *worst = x;
+    }
+    mean->window /= SIZING_PAGE - 1;
+    mean->state /= SIZING_PAGE - 1;
+    mean->page /= SIZING_PAGE - 1;
+    mean->total = mean->window + mean->state + mean->page;
 }

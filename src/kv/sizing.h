@@ -27,6 +27,7 @@ struct sizing_class {
     bool indexed;    /* has an index key for every row */
     int state_bytes; /* of one position's compressor inputs; 0: keeps none */
     int state_ring;  /* positions kept for each slot */
+    int overlap;     /* positions before a group that it pools too, by half of their inputs */
 };
 
 struct sizing_spec {
@@ -59,5 +60,19 @@ int64_t sizing_fixed_bytes(const struct sizing_spec *s);
 double sizing_token_bytes(const struct sizing_spec *s);
 /* Tokens in whole pages for a budget of bytes; 0 when the fixed part does not fit. */
 int64_t sizing_full_tokens(const struct sizing_spec *s, int64_t budget_bytes);
+
+/* Bytes of what a request needs beside its full pages to go on at a position. */
+struct sizing_snapshot {
+    int64_t window,
+        state;    /* rows of the last `window` positions; inputs of groups that are not full */
+    int64_t page; /* entries of the page that is not full */
+    int64_t total;
+};
+/* At position n, window or later.  Where a page ends, of overlapping inputs the half that is read. */
+struct sizing_snapshot sizing_snapshot_at(const struct sizing_spec *s, int window, int64_t n);
+/* The mean and the worst over all n that end no page; each field of worst is one n's, that of the largest
+ * total. */
+void sizing_snapshot_elsewhere(const struct sizing_spec *s, int window,
+                               struct sizing_snapshot *mean, struct sizing_snapshot *worst);
 
 #endif

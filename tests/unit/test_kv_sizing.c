@@ -24,7 +24,7 @@ static struct sizing_spec flash(struct sizing_record row)
                             .n_target = 43,
                             .n_draft = 3,
                             .n_classes = 2,
-                            .class = {{4, 21, true, 10240, 16}, {128, 20, false, 4096, 256}},
+                            .class = {{4, 21, true, 10240, 16, 4}, {128, 20, false, 4096, 256, 0}},
                             .window = row,
                             .draft = {1024, 0, 1},
                             .compressed = row,
@@ -40,7 +40,7 @@ static struct sizing_spec v41(struct sizing_record row)
     struct sizing_spec s = {.rule = SIZING_PUBLISHED,
                             .n_target = 40,
                             .n_classes = 2,
-                            .class = {{1, 1, true, 0, 0}, {2, 3, true, 4096, 8}},
+                            .class = {{1, 1, true, 0, 0, 0}, {2, 3, true, 4096, 8, 0}},
                             .window = {512, 16, 512},
                             .draft = {512, 16, 512},
                             .compressed = row,
@@ -209,6 +209,32 @@ static void test_rings(void **state)
     assert_int_equal(v.class[1].state_ring * v.class[1].state_bytes, 32768);
 }
 
+/* V4-Flash with fp8 rows: 4.35 MB where a page ends, 10.8 MB elsewhere, 16.9 MB at worst. */
+static void test_snapshots(void **state)
+{
+    struct sizing_spec f = flash(FP8), v = v41(V41_FP4);
+    struct sizing_snapshot page = sizing_snapshot_at(&f, 128, 256), mean, worst;
+    (void)state;
+    assert_int_equal(page.window, 128 * (43 * 640 + 3 * 1024));
+    assert_int_equal(page.state, 4 * 5120 * 21);
+    assert_int_equal(page.page, 0);
+    assert_int_equal(page.total, 4345856);
+    assert_int_equal(sizing_snapshot_at(&f, 128, 1024).total, page.total);
+    struct sizing_snapshot x = sizing_snapshot_at(&f, 128, 256 + 131);
+    assert_int_equal(x.state, (4 + 3) * 10240 * 21 + 3 * 4096 * 20);
+    assert_int_equal(x.page, 32 * (640 + 132) * 21 + 640 * 20);
+    sizing_snapshot_elsewhere(&f, 128, &mean, &worst);
+    near((double)mean.total * 1e-6, 10.8, 0.05);
+    near((double)worst.total * 1e-6, 16.9, 0.05);
+    assert_int_equal(worst.total, sizing_snapshot_at(&f, 128, 511).total);
+    assert_int_equal(worst.total, worst.window + worst.state + worst.page);
+    /* V4.1: windows alone where a page ends, half a pair elsewhere */
+    v.n_draft = 3;
+    assert_int_equal(sizing_snapshot_at(&v, 128, 512).total, 128 * 43 * 528);
+    assert_int_equal(sizing_snapshot_at(&v, 128, 513).state, 3 * 4096);
+    assert_int_equal(sizing_snapshot_at(&v, 128, 513).page, 288 + 68);
+}
+
 static uint8_t code_of(float amax)
 {
     return ref_scale_code(fmaxf(amax, 1e-4f) / 448);
@@ -247,6 +273,7 @@ static void test_wrong_fields(void **state)
     WRONG(n_slots, 0, "n_slots");
     WRONG(class[1].ratio, 3, "class.ratio");
     WRONG(class[1].state_ring, -1, "class.state_ring");
+    WRONG(class[0].overlap, 257, "class.overlap");
     WRONG(index.align, 0, "index");
     WRONG(window.data, 0, "window");
 #undef WRONG
@@ -290,12 +317,10 @@ static void test_plan_is_what_is_allocated(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows_and_pages),
-                                       cmocka_unit_test(test_bytes_of_a_token),
-                                       cmocka_unit_test(test_published_tokens),
-                                       cmocka_unit_test(test_rings),
-                                       cmocka_unit_test(test_scale_codes),
-                                       cmocka_unit_test(test_wrong_fields),
-                                       cmocka_unit_test(test_plan_is_what_is_allocated)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_and_pages),   cmocka_unit_test(test_bytes_of_a_token),
+        cmocka_unit_test(test_published_tokens), cmocka_unit_test(test_rings),
+        cmocka_unit_test(test_snapshots),        cmocka_unit_test(test_scale_codes),
+        cmocka_unit_test(test_wrong_fields),     cmocka_unit_test(test_plan_is_what_is_allocated)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
