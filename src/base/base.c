@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 _Noreturn void base_assert_failed(const char *file, int line, const char *text)
 {
@@ -21,6 +22,25 @@ void mem_fail_at(uint64_t n)
 uint64_t mem_count(void)
 {
     return atomic_load(&n_allocs);
+}
+
+uint64_t mem_available_bytes(void)
+{
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+    unsigned long long kb = 0, limit = 0;
+
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
+            break;
+    if (f)
+        fclose(f);
+    f = fopen("/sys/fs/cgroup/memory.max", "re");
+    if (f && fscanf(f, "%llu", &limit) == 1 && limit / 1024 < kb)
+        kb = limit / 1024;
+    if (f)
+        fclose(f);
+    return kb ? (uint64_t)kb * 1024 : (uint64_t)1 << 32;
 }
 
 static bool may_allocate(void)

@@ -53,6 +53,9 @@ char *mem_strdup(const char *s);
 void mem_free(void *p);
 void mem_fail_at(uint64_t n);
 uint64_t mem_count(void);
+/* Bytes of the machine's memory that may be had without pushing anybody out, within the control group's
+ * limit; 4 GiB where the system does not say. */
+uint64_t mem_available_bytes(void);
 
 /* A growing byte buffer with a limit.  Zero is a valid start (limit 0 means 1 GiB).  After a failed
  * append `failed` stays set and further appends do nothing, so that a writer checks once, at the

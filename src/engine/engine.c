@@ -1,17 +1,11 @@
 /* engine.c - open and close an engine: options to sizes, one memory plan, the step thread. */
-#include <math.h>
 #include <strings.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "engine/engine_int.h"
 #include "kernels/self_test.h"
-
-/* KV tokens for everybody together when nothing was said: four requests of 64k. */
-enum { ENGINE_POOL_TOKENS = 262144 };
-
-/* Of a card's free memory, for weights, KV and workspace. */
-#define DEVICE_SHARE 0.92
+#include "model/plan.h"
 
 /* A checkpoint of at most so many bytes is read whole at open, in search of what is no number: 10 ms
  * for the bundled model, cached.  Of a larger one `inspect --values` looks at every byte. */
@@ -81,109 +75,50 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
     return FST_OK;
 }
 
-static uint64_t available_memory(void)
+/* The words of the options, as numbers. */
+struct choices {
+    int layout, key, precision, chunk;
+};
+
+/* Context, slots and pages from the options and the memory there is. */
+static enum fst_status size_memory(fst_engine *e, const struct fst_engine_opts *o,
+                                   const struct choices *ch, struct model_plan *p)
 {
-    FILE *f = fopen("/proc/meminfo", "re");
-    char line[128];
-    unsigned long long kb = 0, limit = 0;
+    static const enum row_format format[] = {ROW_FP8, ROW_BF16, ROW_PAGED};
+    const struct model_config *c = &e->weights->config;
+    struct model_plan_ask a = {.kernels = &e->kernels,
+                               .device = e->device,
+                               .n_threads = pool_threads(e->pool),
+                               .card = e->device != NULL,
+                               .memory_bytes = e->device ? (double)e->device->free_bytes
+                                                         : (double)mem_available_bytes(),
+                               .weights_bytes = (double)e->weights->bytes,
+                               .drafting = e->drafting,
+                               .gamma = e->gamma,
+                               .format = ch->precision ? ROW_F32 : format[ch->layout],
+                               .index_format = ch->precision ? INDEX_F32
+                                               : ch->key     ? INDEX_FP8
+                                                             : INDEX_FP4,
+                               .requests = o->max_running_requests,
+                               .chunk = ch->chunk,
+                               .context_length = o->context_length,
+                               .total_tokens = o->max_total_tokens};
 
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
-            break;
-    if (f)
-        fclose(f);
-    f = fopen("/sys/fs/cgroup/memory.max", "re");
-    if (f && fscanf(f, "%llu", &limit) == 1 && limit / 1024 < kb)
-        kb = limit / 1024;
-    if (f)
-        fclose(f);
-    return kb ? (uint64_t)kb * 1024 : (uint64_t)1 << 32;
-}
-
-static double gib(double bytes)
-{
-    return bytes / 1073741824.0;
-}
-
-/* Slots, context and pool size as asked for, within their ranges; 0 tokens: not asked. */
-static enum fst_status read_sizes(fst_engine *e, const struct fst_engine_opts *o,
-                                  const struct model_config *c, int64_t *context, int64_t *tokens)
-{
-    const int64_t tokens_max = (int64_t)KERN_PAGE << 30;
-
-    *context = o->context_length ? o->context_length : c->max_positions;
-    if (*context < 1 || *context > c->max_positions)
-        return fst_error(FST_EINVAL, "--context-length must be in [1, %lld], got %lld",
-                         (long long)c->max_positions, (long long)o->context_length);
-    e->max_running = o->max_running_requests ? o->max_running_requests : 16;
-    if (e->max_running < 1 || e->max_running > 4096)
-        return fst_error(FST_EINVAL, "--max-running-requests must be in [1, 4096], got %d",
-                         o->max_running_requests);
-    if (o->max_total_tokens < 0 || o->max_total_tokens > tokens_max)
-        return fst_error(FST_EINVAL, "--max-total-tokens must be in [1, %lld], got %lld",
-                         (long long)tokens_max, (long long)o->max_total_tokens);
-    *tokens = round_up(o->max_total_tokens, KERN_PAGE);
-    return FST_OK;
-}
-
-/* Context, slots and pages from the options and the memory there is.  `other` bytes go to workspace
- * and scratch.  What was asked for must fit into what is available; what was not is chosen: tokens
- * for the whole context of one request and at least ENGINE_POOL_TOKENS, out of half of what is
- * available, and out of what the mapped weights leave, since pool memory that pushes weights out of
- * the page cache is paid for at every step. */
-static enum fst_status size_kv(fst_engine *e, const struct fst_engine_opts *o,
-                               const struct model_config *c, double other, struct kv_spec *spec)
-{
-    double available = (double)available_memory(), weights = (double)e->weights->bytes;
-    double budget = FST_MIN(available / 2, FST_MAX(available - weights, available / 8));
-    if (e->device) /* nobody else lives there; the rest is for the driver and its heap */
-        available = budget = DEVICE_SHARE * (double)e->device->free_bytes - weights;
-    int64_t context, tokens = 0;
-    struct kv_plan plan;
-
-    FST_TRY(read_sizes(e, o, c, &context, &tokens));
-    spec->n_slots = e->max_running;
-    spec->block = e->gamma + 1;
-    spec->lag = 0;
-    spec->context_length = round_up(context, KERN_PAGE);
-    spec->n_pages = 1;
-    FST_TRY(kv_plan(spec, &plan));
-    if (tokens == 0) {
-        double fixed = (double)plan.total_bytes + other;
-        tokens = FST_MIN((int64_t)e->max_running * spec->context_length,
-                         FST_MAX(spec->context_length, (int64_t)ENGINE_POOL_TOKENS));
-        tokens =
-            FST_MIN(tokens, budget > other ? kv_tokens_within(spec, (int64_t)(budget - other)) : 0);
-        tokens = tokens / KERN_PAGE * KERN_PAGE;
-        if (tokens < KERN_PAGE)
-            return fst_error(FST_EBUDGET,
-                             "%d requests with prefill chunks of %d need %.2f GiB before the first "
-                             "token, %.2f GiB are to be had; lower --max-running-requests or "
-                             "--chunked-prefill-size",
-                             e->max_running, e->limits.prefill_rows, gib(fixed), gib(budget));
-    }
-    if (tokens < context && o->context_length)
-        return fst_error(FST_EBUDGET,
-                         "--context-length %lld does not fit: there is room for %lld tokens of KV",
-                         (long long)context, (long long)tokens);
-    context = FST_MIN(context, tokens);
-    spec->context_length = round_up(context, KERN_PAGE);
-    spec->n_pages = tokens / KERN_PAGE;
-    FST_TRY(kv_plan(spec, &plan));
-    if ((double)plan.total_bytes + other > available)
-        return fst_error(FST_EBUDGET,
-                         "--max-total-tokens %lld for %d requests needs %.2f GiB of KV and "
-                         "workspace, %.2f GiB of memory are available",
-                         (long long)tokens, e->max_running, gib((double)plan.total_bytes + other),
-                         gib(available));
-    if (context < c->max_positions && !o->context_length)
-        log_info("context", "length=%lld of=%lld why=kv_memory", (long long)context,
+    FST_TRY(model_plan(e->weights, &a, p));
+    if (p->context_length < c->max_positions && !o->context_length)
+        log_info("context", "length=%lld of=%lld why=kv_memory", (long long)p->context_length,
                  (long long)c->max_positions);
-    e->context_length = context;
-    e->info.context_length = context;
-    e->info.max_total_tokens = tokens;
-    e->info.kv_bytes = (uint64_t)(plan.window_bytes + plan.compressed_bytes + plan.index_bytes);
-    e->info.state_bytes = (uint64_t)plan.state_bytes;
+    e->max_running = p->requests;
+    e->context_length = p->context_length;
+    e->limits = (struct sched_limits){.max_rows = p->max_rows,
+                                      .prefill_rows = ch->chunk,
+                                      .prefill_rows_while_decoding = FST_MAX(1, ch->chunk / 4),
+                                      .max_logits = p->max_logits};
+    e->info.context_length = p->context_length;
+    e->info.max_total_tokens = p->tokens;
+    e->info.kv_bytes =
+        (uint64_t)(p->bytes.window_bytes + p->bytes.compressed_bytes + p->bytes.index_bytes);
+    e->info.state_bytes = (uint64_t)p->bytes.state_bytes;
     return FST_OK;
 }
 
@@ -248,11 +183,6 @@ static enum fst_status step_arrays(fst_engine *e)
 
 /* ------------------------------------------------------------------ open, close */
 
-/* The words of the options, as numbers. */
-struct choices {
-    int layout, key, precision, chunk;
-};
-
 static enum fst_status read_choices(fst_engine *e, const struct fst_engine_opts *o,
                                     struct choices *c)
 {
@@ -275,7 +205,7 @@ static enum fst_status read_choices(fst_engine *e, const struct fst_engine_opts 
     FST_TRY(word("--index-keys", o->index_keys, "fp4", keys, FST_COUNT(keys), &c->key));
     FST_TRY(word("--precision", o->precision, "native", precisions, FST_COUNT(precisions),
                  &c->precision));
-    c->chunk = o->chunked_prefill_size ? o->chunked_prefill_size : 512;
+    c->chunk = o->chunked_prefill_size ? o->chunked_prefill_size : MODEL_PLAN_CHUNK;
     if (c->chunk < 1 || c->chunk > 65536)
         return fst_error(FST_EINVAL, "--chunked-prefill-size must be in [1, 65536], got %d",
                          c->chunk);
@@ -339,10 +269,9 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
 {
     const struct model_config *c;
     struct choices ch;
-    struct kv_spec spec;
+    struct model_plan plan;
     struct model_opts mo;
-    size_t scratch, work;
-    int requests = o->max_running_requests > 0 ? FST_MIN(o->max_running_requests, 4096) : 16;
+    size_t scratch;
 
     FST_TRY(read_choices(e, o, &ch));
     FST_TRY(pick_kernels(e, o, (enum precision)ch.precision));
@@ -359,41 +288,26 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
             &(struct weights_upload_opts){.on_load = o->on_load, .on_load_ud = o->on_load_ud}));
 
     e->window = c->window;
-    e->limits = (struct sched_limits){
-        .max_rows = ch.chunk + requests * (e->gamma + 1),
-        .prefill_rows = ch.chunk,
-        .prefill_rows_while_decoding = FST_MAX(1, ch.chunk / 4),
-        /* 64 rows more than decoding ever needs: prompt scoring goes in pieces of that size. */
-        .max_logits = requests * (e->gamma + 1) + 64};
+    FST_TRY(size_memory(e, o, &ch, &plan));
     mo = (struct model_opts){.kernels = &e->kernels,
                              .stream = &e->stream,
-                             .max_rows = e->limits.max_rows,
-                             .max_logits = e->limits.max_logits,
-                             .max_requests = requests,
-                             .context_length =
-                                 o->context_length > 0 ? o->context_length : c->max_positions,
+                             .max_rows = plan.max_rows,
+                             .max_logits = plan.max_logits,
+                             .max_requests = plan.requests,
+                             .context_length = plan.kv.context_length,
                              .drafting = e->drafting,
                              .heartbeat = &e->heartbeat,
                              .profile = o->profile,
                              .disable_graphs = o->disable_cuda_graph};
-    scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
-    work = model_work_bytes(e->weights, &mo);
-    model_kv_spec(e->weights, e->drafting, &spec);
-    spec.device = e->device;
-    static const enum row_format format[] = {ROW_FP8, ROW_BF16, ROW_PAGED};
-    spec.format = ch.precision ? ROW_F32 : format[ch.layout];
-    spec.index_format = ch.precision ? INDEX_F32 : ch.key ? INDEX_FP8 : INDEX_FP4;
-    FST_TRY(size_kv(e, o, c, (double)scratch + (double)work, &spec));
-    mo.context_length = spec.context_length;
 
-    FST_TRY(kv_init(&e->kv, &spec));
+    FST_TRY(kv_init(&e->kv, &plan.kv));
     scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
     FST_TRY(stream_init(&e->stream, e->device, e->pool, (enum precision)ch.precision, scratch));
     FST_TRY(model_open(&e->model, e->weights, &mo));
     FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
                         o->masked_ids, (int)o->n_masked_ids));
     FST_TRY(step_arrays(e));
-    e->info.workspace_bytes += scratch + work;
+    e->info.workspace_bytes += scratch + plan.work_bytes;
     fill_info(e);
     return FST_OK;
 }
@@ -424,7 +338,7 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
     e->info.model_dir = e->model_dir;
     if ((rc = open_model(e, o)) < 0)
         goto out;
-    e->door = door_new(e->info.max_queued_requests, available_memory() / 4, random_seed(o));
+    e->door = door_new(e->info.max_queued_requests, mem_available_bytes() / 4, random_seed(o));
     if (!e->door) {
         rc = fst_error(FST_ENOMEM, "engine: no memory");
         goto out;

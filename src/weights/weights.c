@@ -306,6 +306,24 @@ enum fst_status weights_open(struct weights **out, const char *dir, const struct
     return rc;
 }
 
+enum fst_status weights_shape(struct weights **out, const struct model_config *c)
+{
+    struct weights *w = mem_calloc(1, sizeof *w);
+    *out = NULL;
+    if (w)
+        w->store = mem_calloc(1, sizeof *w->store);
+    if (!w || !w->store) {
+        mem_free(w);
+        return fst_error(FST_ENOMEM, "weights: no memory");
+    }
+    w->config = *c;
+    w->n_stages = c->has_dspark ? c->n_stages : c->has_mtp;
+    for (int l = 0; l < c->n_layers; l++)
+        w->layer[l].ratio = c->compress_ratio[l];
+    *out = w;
+    return FST_OK;
+}
+
 void weights_free(struct weights *w)
 {
     if (!w)

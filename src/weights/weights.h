@@ -127,6 +127,9 @@ enum fst_status weights_open(struct weights **out, const char *dir,
                              const struct weights_opts *opts);
 void weights_free(struct weights *w); /* NULL is fine */
 
+/* The configuration, kinds of layers and number of stages, and no values: for sizes.  FST_ENOMEM. */
+enum fst_status weights_shape(struct weights **out, const struct model_config *c);
+
 struct weights_upload_opts {
     int n_threads;       /* readers; 0: as many as there are cores, up to 8 */
     int64_t stage_bytes; /* that a reader handles at a time; 0: 4 MiB */

@@ -33,7 +33,7 @@ static struct kernel_limits limits_of(const struct weights *w, const struct mode
                                   .vocab = c->vocab_size,
                                   .markov_rank = gamma_of(w, o) ? c->markov_rank : 0,
                                   .window = c->window,
-                                  .max_entries = o->context_length / 4};
+                                  .max_entries = o->context_length / (c->v41 ? 1 : 4)};
 }
 
 size_t model_scratch_bytes(const struct weights *w, const struct model_opts *o, int n_threads)
