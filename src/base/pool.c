@@ -127,7 +127,7 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-static int usable_cores(void)
+int pool_cores(void)
 {
     cpu_set_t set;
     long n;
@@ -150,7 +150,7 @@ enum fst_status pool_new(struct pool **out, int n_threads)
         return fst_error(FST_EINVAL, "threads: %d, expected 0 (one per core) to %d", n_threads,
                          POOL_MAX_THREADS);
     if (n_threads == 0)
-        n_threads = FST_MIN(usable_cores(), POOL_MAX_THREADS);
+        n_threads = FST_MIN(pool_cores(), POOL_MAX_THREADS);
     size = sizeof *p + (size_t)(n_threads - 1) * sizeof p->workers[0];
     p = mem_aligned(64, (size_t)round_up((int64_t)size, 64));
     if (!p)

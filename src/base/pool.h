@@ -15,7 +15,9 @@ struct pool;
 /* body(ud, first, last, worker): do indices first..last-1; worker is 0..n-1, for scratch memory. */
 typedef void pool_body_fn(void *ud, int64_t first, int64_t last, int worker);
 
-/* n_threads: 1..256; 0 means one per online core. */
+/* Cores that this process may run on. */
+int pool_cores(void);
+/* n_threads: 1..256; 0 means one per such core. */
 enum fst_status pool_new(struct pool **out, int n_threads);
 void pool_free(struct pool *p);         /* NULL is fine */
 int pool_threads(const struct pool *p); /* 1 for NULL */

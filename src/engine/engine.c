@@ -45,31 +45,10 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
     if (mode >= 2)
         return fst_error(FST_EUNSUPPORTED, "--verify-mode %s is not built; known: auto, static",
                          modes[mode]);
-    if (algorithm >= 2 && c->has_dspark)
-        return fst_error(
-            FST_EINVAL,
-            "--speculative-algorithm %s: this checkpoint bundles a DSpark drafter, not "
-            "an MTP block; use dspark or none",
-            algorithms[algorithm]);
-    if (algorithm >= 2)
-        return fst_error(
-            FST_EUNSUPPORTED,
-            "--speculative-algorithm %s: drafting with the MTP block is not built; use "
-            "none",
-            algorithms[algorithm]);
-    if (algorithm == 1 && !c->has_dspark)
-        return fst_error(FST_EINVAL,
-                         "--speculative-algorithm dspark: the checkpoint holds no DSpark drafter "
-                         "(no dspark_* key in its config.json)");
-    if (o->spec_block_size < 0 || (c->has_dspark && o->spec_block_size > c->gamma))
-        return fst_error(FST_EINVAL,
-                         "--speculative-dspark-block-size must be in [1, %d] for this checkpoint, "
-                         "got %d",
-                         c->gamma, o->spec_block_size);
+    FST_TRY(
+        model_plan_drafting(c, algorithms[algorithm], o->spec_block_size, &e->drafting, &e->gamma));
     if (c->has_mtp && !o->spec_algorithm)
         log_info("drafting", "algorithm=none why=mtp_drafting_is_not_built");
-    e->drafting = algorithm == 1;
-    e->gamma = !e->drafting ? 0 : o->spec_block_size ? o->spec_block_size : c->gamma;
     e->info.spec_algorithm = algorithms[algorithm];
     e->info.verify_mode = modes[mode];
     return FST_OK;

@@ -93,6 +93,8 @@ enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct r
                                   const int32_t *next_id, const int32_t *logit_row, int n_logits,
                                   float **logits);
 
+/* At most so many recorded calls are held, of at most so many rows. */
+enum { MODEL_GRAPHS_MAX = 64, MODEL_GRAPH_ROWS_MAX = 256 };
 /* Recorded calls that are held, and how often one was launched. */
 struct model_graphs {
     int held;

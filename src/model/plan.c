@@ -1,6 +1,8 @@
 /* plan.c - requests, context and pool from what was asked for and the memory there is. */
 #include "model/plan.h"
 
+#include <string.h>
+
 #include "kernels/rows.h"
 #include "weights/weights.h"
 
@@ -11,16 +13,46 @@ static double gib(double bytes)
     return FST_MAX(bytes, 0) / 1073741824.0;
 }
 
+enum fst_status model_plan_drafting(const struct model_config *c, const char *algorithm,
+                                    int block_size, bool *drafting, int *gamma)
+{
+    const char *name = algorithm ? algorithm : c->has_dspark ? "dspark" : "none";
+    bool dspark = !strcmp(name, "dspark"), mtp = !dspark && strcmp(name, "none") != 0;
+    if (mtp && c->has_dspark)
+        return fst_error(
+            FST_EINVAL,
+            "--speculative-algorithm %s: this checkpoint bundles a DSpark drafter, not "
+            "an MTP block; use dspark or none",
+            name);
+    if (mtp)
+        return fst_error(
+            FST_EUNSUPPORTED,
+            "--speculative-algorithm %s: drafting with the MTP block is not built; use "
+            "none",
+            name);
+    if (dspark && !c->has_dspark)
+        return fst_error(FST_EINVAL,
+                         "--speculative-algorithm dspark: the checkpoint holds no DSpark drafter "
+                         "(no dspark_* key in its config.json)");
+    if (block_size < 0 || (c->has_dspark && block_size > c->gamma))
+        return fst_error(FST_EINVAL,
+                         "--speculative-dspark-block-size must be in [1, %d] for this checkpoint, "
+                         "got %d",
+                         c->gamma, block_size);
+    *drafting = dspark;
+    *gamma = !dspark ? 0 : block_size ? block_size : c->gamma;
+    return FST_OK;
+}
+
 /* ------------------------------------------------------------------ rows */
 
-/* V4.1's own records: 512 values in FP8 with 16 scales for windows, in FP4 with 32 for compressed rows,
- * FP4 index keys; a page's padding is that of its published layouts. */
+/* V4.1's own records: 512 values in FP8 with 16 scales for windows, in FP4 with 32 for compressed rows; a
+ * page's padding is that of its published layouts. */
 static void own_records(struct sizing_spec *z)
 {
     z->window_page = 0;
     z->window = z->draft = (struct sizing_record){512, 16, 1};
     z->compressed = (struct sizing_record){256, 32, 256};
-    z->index = (struct sizing_record){64, 4, 1};
 }
 
 /* Few layers own compressed rows; those of ratio 2 keep the first of a pair, kv and gate in fp32. */

@@ -44,6 +44,12 @@ struct model_plan_ask {
     bool at_once;           /* all requests at the full context at the same time */
 };
 
+/* What --speculative-algorithm ("none", "dspark", "mtp", "eagle"; NULL: what the checkpoint bundles) and
+ * --speculative-dspark-block-size (0: the checkpoint's) come to.  FST_EINVAL, and FST_EUNSUPPORTED for what
+ * is not built; *gamma is 0 without drafting. */
+enum fst_status model_plan_drafting(const struct model_config *c, const char *algorithm,
+                                    int block_size, bool *drafting, int *gamma);
+
 struct model_plan {
     int requests, requests_per_card;
     int max_rows, max_logits;         /* of a step, on a card */

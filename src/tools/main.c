@@ -20,6 +20,7 @@ static const struct command commands[] = {
     {"detokenize", cmd_detokenize, "ids to text"},
     {"render", cmd_render, "messages to prompt text"},
     {"inspect", cmd_inspect, "what a checkpoint holds, and whether it is whole"},
+    {"plan", cmd_plan, "what fits: weights, KV tokens and requests, before anything is loaded"},
     {"doctor", cmd_doctor, "check machine, kernels, model folder and port"},
     {"bench", cmd_bench, "time a step of the model, block by block"},
     {"version", cmd_version, "version and build"},

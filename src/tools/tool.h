@@ -19,12 +19,15 @@ int cmd_tokenize(int argc, char **argv);
 int cmd_detokenize(int argc, char **argv);
 int cmd_render(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 
-/* Flags of every command that opens an engine; those of every command that reads a model and prints
- * a result (the folder and --json); the folder alone; --json alone. */
+/* Flags of every command that opens an engine, and those of them that a plan of its memory asks for;
+ * those of every command that reads a model and prints a result (the folder and --json); the folder
+ * alone; --json alone. */
 extern const struct option_group tool_engine_group;
+extern const struct option_group tool_sizing_group;
 extern const struct option_group tool_model_group;
 extern const struct option_group tool_folder_group;
 extern const struct option_group tool_json_group;

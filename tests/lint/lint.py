@@ -34,7 +34,7 @@ LAYERS = {
 # Tools that look inside on purpose: what they are for is named in their head comments.
 TOOL_EXCEPTIONS = {
     "cmd_inspect.c": ["weights"],
-    "cmd_plan.c": ["weights", "kv", "model"],
+    "cmd_plan.c": ["device", "kernels", "weights", "kv", "model"],
     "cmd_doctor.c": ["device", "kernels", "weights"],
     "cmd_kv.c": ["kv"],
     "cmd_replay.c": ["kv", "model", "weights", "kernels", "device"],

@@ -10,8 +10,6 @@
 #include "base/log.h"
 #include "model/v4/v4.h"
 
-enum { ROWS_MAX = 256 };
-
 void v4_graphs_init(struct model *m)
 {
     m->graphs.on = stream_can_capture(m->stream) && !m->opts.disable_graphs;
@@ -88,7 +86,7 @@ static enum fst_status enqueue_or_launch(struct model *m, const struct v4_key *k
                                          v4_enqueue_fn *enqueue, void *ud)
 {
     struct v4_graphs *g = &m->graphs;
-    if (!g->on || m->opts.profile || key->n_rows > ROWS_MAX)
+    if (!g->on || m->opts.profile || key->n_rows > MODEL_GRAPH_ROWS_MAX)
         return enqueue(m, ud);
     struct v4_graph *at = find(g, key);
     if (!at && !seen(g, key))

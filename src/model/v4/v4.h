@@ -64,7 +64,7 @@ struct v4_key {
 _Static_assert(sizeof(struct v4_key) == 6 * sizeof(int32_t) + 7 * sizeof(void *), "padding");
 
 /* Recorded calls (graph.c). */
-enum { V4_GRAPHS = 64 };
+enum { V4_GRAPHS = MODEL_GRAPHS_MAX };
 struct v4_graphs {
     bool on;
     int n, n_seen, next_seen; /* in use; seen is a ring */
