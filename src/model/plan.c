@@ -177,8 +177,8 @@ static enum fst_status check_asked(const struct model_config *c, const struct mo
     return FST_OK;
 }
 
-/* The largest number of requests up to `most` of which each has room for so many tokens: more of them
- * leave less for each, so that halving finds it. */
+/* The largest number of requests up to `most` of which each has room for so many tokens, and all for a
+ * page: more of them leave less for each, so that halving finds it. */
 static int most_requests(const struct weights *w, const struct model_plan_ask *a, int64_t tokens,
                          int most)
 {
@@ -188,7 +188,8 @@ static int most_requests(const struct weights *w, const struct model_plan_ask *a
         struct model_plan p = {0};
         set_budget(a, &p);
         bool fits = fixed_part(w, a, middle, &p) == FST_OK &&
-                    tokens_within(&p, p.budget_bytes) >= p.requests_per_card * tokens;
+                    tokens_within(&p, p.budget_bytes) >=
+                        FST_MAX(p.requests_per_card * tokens, (int64_t)KERN_PAGE);
         if (fits)
             low = middle;
         else
@@ -205,14 +206,18 @@ int model_plan_requests(const struct weights *w, const struct model_plan_ask *a,
     return most_requests(w, &x, round_up(context_length, KERN_PAGE), MODEL_PLAN_REQUESTS_MAX);
 }
 
-/* Not a page is left. */
+/* Not a page is left.  Fewer requests would do, or shorter chunks for one. */
 static enum fst_status no_page(const struct weights *w, const struct model_plan_ask *a,
                                const struct model_plan *p)
 {
-    int fit = most_requests(w, a, KERN_PAGE, p->requests);
-    char hint[80] = "lower --chunked-prefill-size";
+    struct model_plan_ask x = *a;
+    int fit = most_requests(w, &x, 0, p->requests);
+    char hint[80] = "not even one fits";
     if (fit)
         snprintf(hint, sizeof hint, "at most %d fit", fit);
+    while (!fit && (x.chunk /= 2) > 0)
+        if ((fit = most_requests(w, &x, 0, p->requests)) > 0)
+            snprintf(hint, sizeof hint, "%d would with --chunked-prefill-size %d", fit, x.chunk);
     return fst_error(
         FST_EBUDGET,
         "--max-running-requests %d: with prefill chunks of %d they need %.2f GiB before "
@@ -244,7 +249,7 @@ static enum fst_status all_at_once(const struct weights *w, const struct model_p
 static enum fst_status choose_tokens(const struct weights *w, const struct model_plan_ask *a,
                                      int64_t context, struct model_plan *p)
 {
-    p->tokens = round_up(a->total_tokens, KERN_PAGE);
+    p->tokens = round_up(div_up(a->total_tokens, FST_MAX(a->n_cards, 1)), KERN_PAGE);
     if (a->at_once)
         return all_at_once(w, a, context, p);
     if (p->tokens)
@@ -279,8 +284,9 @@ enum fst_status model_plan(const struct weights *w, const struct model_plan_ask 
         return fst_error(FST_EBUDGET,
                          "--max-total-tokens %lld for %d requests needs %.2f GiB of KV and "
                          "workspace, %.2f GiB of memory are available; at most %lld fit",
-                         (long long)p->tokens, p->requests,
+                         (long long)a->total_tokens, p->requests,
                          gib((double)p->bytes.total_bytes + other_bytes(p)),
-                         gib(p->available_bytes), (long long)tokens_within(p, p->available_bytes));
+                         gib(p->available_bytes),
+                         (long long)tokens_within(p, p->available_bytes) * FST_MAX(a->n_cards, 1));
     return FST_OK;
 }

@@ -40,7 +40,7 @@ struct model_plan_ask {
     int requests;           /* 0: MODEL_PLAN_REQUESTS */
     int chunk;              /* prefill rows of a step */
     int64_t context_length; /* 0: the model's, or what fits */
-    int64_t total_tokens;   /* of the pool; 0: chosen */
+    int64_t total_tokens;   /* of the pools of all n_cards; 0: chosen */
     bool at_once;           /* all requests at the full context at the same time */
 };
 

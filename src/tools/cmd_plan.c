@@ -241,21 +241,29 @@ static int64_t times_cards(const struct plan *x, int64_t tokens)
     return tokens * x->ask.n_cards;
 }
 
-/* Weights that are too large for a card, and how many cards do: doubled, since heads and experts are
- * powers of two and multiples of them. */
-static enum fst_status too_large(struct plan *x)
+static bool fits_with(const struct plan *x, int n_cards, enum weights_share share)
 {
-    struct plan more = *x;
+    struct plan other = *x;
+    set_cards(&other, n_cards, share);
+    return model_plan(x->shape, &other.ask, &other.p) == FST_OK;
+}
+
+/* Weights that are too large for a card, and what would do: sharing them the other way, or more cards.
+ * Those are doubled, since heads and experts are powers of two and small multiples of them. */
+static enum fst_status too_large(const struct plan *x)
+{
+    enum weights_share tensors = WEIGHTS_SHARE_TENSORS;
     double room = x->ask.share * x->memory_bytes;
+    int n = 2 * x->n_cards;
     char hint[80];
-    snprintf(hint, sizeof hint, "%d cards of that size hold none", MODEL_PLAN_CARDS_MAX);
-    for (int n = 2 * x->n_cards; n <= MODEL_PLAN_CARDS_MAX; n *= 2) {
-        set_cards(&more, n, x->share);
-        if (model_plan(x->shape, &more.ask, &more.p) == FST_OK) {
-            snprintf(hint, sizeof hint, "%d cards fit", n);
-            break;
-        }
-    }
+    while (n <= MODEL_PLAN_CARDS_MAX && !fits_with(x, n, x->share))
+        n *= 2;
+    if (x->n_cards > 1 && x->share != tensors && fits_with(x, x->n_cards, tensors))
+        snprintf(hint, sizeof hint, "with --share tensors they do");
+    else if (n <= MODEL_PLAN_CARDS_MAX)
+        snprintf(hint, sizeof hint, "%d cards would do", n);
+    else
+        snprintf(hint, sizeof hint, "nor would %d cards do", MODEL_PLAN_CARDS_MAX);
     return fst_error(
         FST_EBUDGET,
         "--tensor-parallel-size %d: weights of %.2f GiB on a card do not fit into %.2f GiB "
