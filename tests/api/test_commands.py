@@ -45,7 +45,7 @@ class Folder(unittest.TestCase):
 class Usage(Folder):
     def test_help(self):
         text = run("help").stdout.decode()
-        for c in ("serve chat generate score tokenize detokenize render inspect doctor bench version "
+        for c in ("serve chat generate score tokenize detokenize render inspect plan doctor bench version "
                   "help").split():
             self.assertIn("\n  " + c + " ", text)
             if c != "help":
@@ -59,7 +59,6 @@ class Usage(Folder):
     def test_wrong_usage(self):
         self.assertIn(b"did you mean --port", run("serve", "--prot", "5", expect=2).stderr)
         self.assertIn(b"did you mean tokenize", run("tokenise", expect=2).stderr)
-        self.assertEqual(run("plan", expect=2).stderr.count(b"\n"), 1)
         run("generate", expect=2)
         run("generate", "--prompt", "a", "--ids", "b", expect=2)
         run("generate", "--prompt", "a", "--max-tokens", "many", expect=2)
@@ -75,14 +74,14 @@ class Usage(Folder):
         self.assertIn(b"503, 429", run("serve", "--queue-full-status", "500", "--port", "0", expect=2).stderr)
 
     def test_words_that_no_command_takes(self):
-        for args in (("serve", "--port", "0"), ("chat",), ("score", "--text-file", "README.md"), ("doctor",),
+        for args in (("serve", "--port", "0"), ("chat",), ("score", "--text-file", "README.md"), ("doctor",), ("plan",),
                      ("version",), ("help", "fields")):
             err = run(*args, "stray", expect=2).stderr.decode()
             self.assertIn('"stray"', err)
             self.assertEqual(err.count("\n"), 1, err)
 
     def test_json_is_offered_where_it_is_printed(self):
-        for c in "generate score tokenize detokenize render inspect doctor bench version".split():
+        for c in "generate score tokenize detokenize render inspect plan doctor bench version".split():
             self.assertIn("\n  --json ", run(c, "--help").stdout.decode())
         for c in ("serve", "chat"):
             self.assertNotIn("--json", run(c, "--help").stdout.decode())
@@ -92,7 +91,8 @@ class Usage(Folder):
         """Status 1 and one line, whatever a command prints with."""
         ids = self.file("ids.json", [5, 6, 7])
         for args in (("help",), ("help", "fields"), ("version",), ("score", "--help"), ("tokenize", "a"),
-                     ("detokenize", "[5]"), ("inspect",), ("inspect", "--json"), ("score", "--ids", ids),
+                     ("detokenize", "[5]"), ("inspect",), ("inspect", "--json"), ("plan",), ("plan", "--json"), ("plan", "--table"),
+                     ("score", "--ids", ids),
                      ("generate", "--ids", ids, "--max-tokens", "2"), ("chat", "-p", "a", "--max-tokens", "2"),
                      ("bench", "step", "--steps", "2", "--context", "4")):
             with open("/dev/full", "w", encoding="utf-8") as full:
@@ -134,7 +134,7 @@ class Usage(Folder):
         self.assertIn("auto is static today", " ".join(run("serve", "--help").stdout.decode().split()))
 
     def test_help_is_made_of_sentences(self):
-        for c in "serve chat generate score tokenize render inspect doctor bench".split():
+        for c in "serve chat generate score tokenize render inspect plan doctor bench".split():
             text = re.sub(r"\n {3,}", " ", run(c, "--help").stdout.decode())
             for line in re.findall(r"^  -.*$", text, re.M):
                 self.assertRegex(line, r"\.( \[.*\])?$")
@@ -149,6 +149,139 @@ class Usage(Folder):
             for args in (("generate", "-p", "a", "--seed", text), ("chat", "-p", "a", "--seed", text),
                          ("generate", "-p", "a", "--random-seed", text)):
                 self.assertIn(b"seed", run(*args, expect=2).stderr)
+
+
+class Plan(unittest.TestCase):
+    """What fits, before anything is loaded."""
+
+    FLASH = ("plan", "--preset", "v4-flash-dspark", "--device-memory", "139GiB")
+    TWO = FLASH + ("--tensor-parallel-size", "2")
+    GIB = 2 ** 30
+
+    def refused(self, *args, status=3, json_too=True):
+        p = run(*args, expect=status)
+        err = p.stderr.decode()
+        self.assertEqual(err.count("\n"), 1, err)
+        if json_too:
+            r = json.loads(run(*args, "--json", expect=status).stdout)
+            self.assertFalse(r["fits"])
+            self.assertEqual(err, "firesteel: %s\n" % r["why_not"])
+        return err
+
+    def test_table_of_readme(self):
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+            readme = f.read()
+        self.assertIn("\n\n" + run("plan", "--table").stdout.decode() + "\n", readme)
+        rows = run_json("plan", "--table")["rows"]
+        self.assertEqual([(x["model"], x["tensor_parallel_size"]) for x in rows],
+                         [(m, n) for m in ("v4-flash-dspark", "v4-pro-dspark", "v4.1-flash")
+                          for n in (1, 2, 2, 4, 4, 8, 8)])
+        self.assertNotEqual(run("plan", "--table", "--device-memory", "80GiB").stdout, run("plan", "--table").stdout)
+
+    def test_bundled(self):
+        """What plan says of the bundled model is what the engine does."""
+        flags = ("--device", "cpu", "--context-length", "4096", "--max-running-requests", "3",
+                 "--max-total-tokens", "12288")
+        r = run_json("plan", *flags)
+        self.assertTrue(r["fits"])
+        self.assertIsNone(r["not_built"])
+        self.assertEqual((r["pool_tokens"], r["context_length"], r["requests_per_card"]), (12288, 4096, 3))
+        with Server(fake=False, flags=flags) as s:
+            info = s.get("/server_info").json()
+        self.assertEqual(info["max_total_num_tokens"], r["pool_tokens"])
+        text = run("plan").stdout.decode()
+        for word in ("kindling: 4 layers, draft dspark", "weights", "window rings", "index keys",
+                     "requests that fit at the same time", "MB of a snapshot"):
+            self.assertIn(word, text)
+
+    def test_one_model(self):
+        r = run_json(*self.TWO)
+        self.assertTrue(r["fits"])
+        self.assertEqual((r["bytes_per_full_token"], r["bytes_per_request"]),
+                         (3817, 46 * 133 * 640 + 21 * 32 * 10240 + 20 * 256 * 4096))
+        self.assertEqual(r["checkpoint_bytes"], 166878536440)
+        self.assertLess(abs(r["budget_bytes"] - (0.92 * 139 * self.GIB - r["weights_bytes"])), 2)
+        self.assertEqual(r["swa_bytes"], 9 * 46 * 133 * 640)
+        self.assertEqual(r["kv_bytes"], sum(r[k + "_bytes"] for k in "swa state compressed index table".split()))
+        left = r["budget_bytes"] - r["kv_bytes"] - r["work_bytes"] - r["scratch_bytes"]
+        self.assertTrue(0 <= left < 256 * 3817 + 4)
+        self.assertEqual(r["full_tokens_all_cards"], 2 * r["full_tokens"])
+        self.assertEqual(r["snapshot"]["page_end"]["bytes"], 128 * 46 * 640 + 4 * 5120 * 21)
+        self.assertEqual([x["context_length"] for x in r["largest"]], [8192, 131072, 1048576])
+        for x in r["largest"]:  # what it says fits does, and one more on each card does not
+            if x["requests"] < 4096:
+                a = ("--context-length", str(x["context_length"]), "--max-running-requests")
+                run(*self.TWO, *a, str(x["requests"]))
+                run(*self.TWO, *a, str(x["requests"] + 1), expect=3)
+        for names in (("--cards", "2", "--card-memory", "139GiB", "--requests", "5", "--context", "5000"),
+                      ("--tp", "2", "--device-memory", "139GiB", "--slots", "5", "-c", "5000")):
+            r = run_json("plan", "--preset", "v4-flash-dspark", *names)
+            self.assertEqual((r["requests_per_card"], r["max_running_requests"], r["context_length"], r["pool_tokens"]),
+                             (3, 5, 5000, 3 * 5120))
+        self.assertEqual(run_json(*self.TWO, "--share", "tensors")["requests_per_card"], 16)
+        self.assertIn(b"several cards", run(*self.TWO).stdout)
+
+    def test_rows(self):
+        """Bytes of a token by layout and keys, as published."""
+        for preset, flags, want in (
+                ("v4-flash", (), 3817), ("v4-flash", ("--index-keys", "fp8"), 4153),
+                ("v4-flash", ("--kv-layout", "unified-bf16", "--index-keys", "fp8"), 6229),
+                ("v4-flash", ("--kv-layout", "paged", "--index-keys", "fp8"), 3899.25),
+                ("v4-pro", ("--sizing", "published"), 5945), ("v4.1-flash", (), 890),
+                ("v4.1-flash", ("--kv-layout", "unified-fp8"), 1770)):
+            r = run_json("plan", "--preset", preset, "--device-memory", "1000GiB", *flags)
+            self.assertEqual(r["bytes_per_full_token"], want, (preset, flags))
+        self.assertEqual(run_json("plan", "--preset", "v4.1-flash", "--device-memory", "1000GiB")["kv_layout"], "own")
+
+    def test_published_tokens(self):
+        """64 requests on eight cards, with the budget that both published runs had."""
+        flags = ("plan", "--preset", "v4-flash-dspark", "--sizing", "published", "--tensor-parallel-size", "8",
+                 "--max-running-requests", "64", "--mem-fraction-static", "1", "--device-memory")
+        weights = run_json(*flags, "200GiB")["weights_bytes"]
+        for layout, tokens in (("unified-fp8", 53978624), ("unified-bf16", 35985664)):
+            r = run_json(*flags, str(weights + 229677000633), "--kv-layout", layout)
+            self.assertEqual((r["budget_bytes"], r["full_tokens"]), (229677000633, tokens))
+            self.assertEqual(r["index_keys"], "fp8")
+
+    def test_what_does_not_fit(self):
+        self.assertIn("--tensor-parallel-size 1: weights of 155.42 GiB on a card do not fit into 127.88 GiB of it; "
+                      "2 cards would do", self.refused(*self.FLASH))
+        self.assertIn("with --share tensors they do", self.refused(
+            "plan", "--preset", "v4-pro-dspark", "--device-memory", "139GiB", "--cards", "8"))
+        self.assertIn("nor would 64 cards", self.refused("plan", "--preset", "v4-pro", "--device-memory", "1GiB"))
+        self.assertRegex(self.refused(*self.TWO, "--requests", "100", "--context", "1048576"),
+                         r"--max-running-requests 100 at --context-length 1048576 does not fit: \d+ of that length "
+                         r"fit, or 100 of length \d+\n")
+        self.assertRegex(self.refused(*self.TWO, "--requests", "4096"), r"--max-running-requests 4096: .* at most \d+ fit\n")
+        self.assertRegex(self.refused(*self.TWO, "--max-total-tokens", "100000000"),
+                         r"--max-total-tokens 100000000 .*; at most \d+ fit\n")
+        self.assertRegex(self.refused("plan", "--preset", "v4-flash-dspark", "--device-memory", "90GiB", "--cards",
+                                      "2", "--context-length", "1048576"),
+                         r"--context-length 1048576 does not fit: there is room for \d+ tokens of KV\n")
+
+    def test_wrong(self):
+        for flags, words in (
+                (("--preset", "v9"), ("v9", "v4.1-flash")), (("--preset", "v4-pro", "--model", MODEL), ("--preset",)),
+                (("--cards", "0"), ("--cards", "from 1 to 64")), (("--cards", "2"), ("--tensor-parallel-size 2",)),
+                (("--device-memory", "big"), ("--device-memory", "a size")),
+                (("--device-memory", "-5"), ("--device-memory", "a size")),
+                (("--device-memory", "1GiB", "--device", "cpu"), ("--device-memory", "--device")),
+                (("--mem-fraction-static", "2"), ("--mem-fraction-static", "from 0.05 to 1")),
+                (("--sizing", "loose"), ("--sizing", "tight, published")),
+                (("--share", "cake"), ("--share", "experts, tensors")),
+                (("--sizing", "published", "--index-keys", "fp4"), ("--index-keys fp4", "fp8")),
+                (("--kv-layout", "round"), ("--kv-layout", "unified-fp8")),
+                (("--context-length", "1e9"), ("--context-length", "integer")),
+                (("--context-length", "65537"), ("--context-length", "[1, 65536]", "65537")),
+                (("--requests", "4097"), ("--requests", "from 1 to 4096")),
+                (("--speculative-dspark-block-size", "6"), ("--speculative-dspark-block-size", "[1, 5]")),
+                (("--preset", "v4-flash", "--speculative-algorithm", "dspark"), ("--speculative-algorithm dspark",)),
+                (("--table", "--preset", "v4-pro"), ("--preset", "--table")), (("--prset", "x"), ("did you mean --preset",))):
+            err = self.refused("plan", *flags, status=2, json_too=False)
+            for w in words:
+                self.assertIn(w, err)
+        self.assertIn("no such folder", self.refused("plan", "--model", "/nowhere", json_too=False))
+        self.refused("plan", "--device", "hip", json_too=False)
 
 
 class Damaged(Folder):
@@ -392,6 +525,8 @@ class Model(Folder):
         columns = {line.index(" tensors ") for line in run("inspect").stdout.decode().splitlines() if line[:2] == "  "}
         self.assertEqual(len(columns), 1)
         self.assertGreater(run_json("inspect", "--preset", "v4-flash")["bytes"], 100e9)
+        r = run_json("inspect", "--preset", "v4.1-flash")
+        self.assertEqual((r["tensors"], r["bytes"], r["model_type"]), (95819, 509315486040, "deepseek_v41"))
 
     def test_values_that_are_no_numbers(self):
         """A scale byte of 255 is named before the first token, by generate as by inspect --values."""
