@@ -124,6 +124,7 @@ struct seam_args {
     float *out;                /* (n_rows, dim) */
     int n_rows, dim, iters;
     float hc_eps, norm_eps;
+    void *operand; /* NULL, or out once more as of operand_bytes */
 };
 
 /* Everything that reads the normed input x of the attention site.
@@ -142,6 +143,8 @@ struct attn_in_args {
     float *iw;  /* (n_rows, index_heads) */
     float iw_scale, norm_eps;
     int n_rows;
+    const void *operand; /* NULL, or x once more as the seam left it: operand_bytes */
+    void *qr_operand;    /* NULL, or qr once more, for q_path alone */
 };
 
 /* Finish the KV rows of a step and update the compressors.
@@ -190,7 +193,8 @@ struct q_path_args {
     float *qi;                  /* (n_rows, index_heads, index_dim) */
     int n_rows, n_heads, head_dim, rope_dim, index_heads, index_dim;
     float norm_eps;
-    bool packed; /* q as of heads_packed */
+    bool packed;         /* q as of heads_packed */
+    const void *operand; /* NULL, or qr once more as attn_in left it: operand_bytes */
 };
 
 /* nv = (pos+1)/4 visible entries; score[e] = sum_h iw[h]*relu(qi[h].key[e]) in fp32, heads in order;
@@ -283,6 +287,7 @@ struct experts_args {
     float *y; /* (n_rows, dim) fp32 */
     int n_rows, k, n_experts, dim, moe_dim;
     float limit;
+    void *operand; /* NULL, or x once more as the seam left it, used up: operand_bytes */
 };
 
 /* y = bf16(sum_k pre[k]*x[k]), pre = sigmoid(((fn v)*rsqrt(mean v^2 + eps))*scale + base) + hc_eps;
@@ -408,6 +413,12 @@ struct kernels {
      * of the floats; q row by row in order, o in the order in which wo_a's product takes it
      * (sm90/operand.cuh).  Looks at the matrices and widths of the arguments alone.  NULL: never. */
     bool (*heads_packed)(const struct q_path_args *q, const struct attn_out_args *out);
+    /* Operands: who makes the input of a product leaves it in the forms that products take as well, in
+     * memory of the caller's, so that no launch is needed for it.  What is there is the set's own business.
+     * The same n_rows and width on both sides; results are the same to the bit.  operand_rows: most rows
+     * of a call with operands, 0: never; bytes of one, 0: not of this width. */
+    int operand_rows;
+    size_t (*operand_bytes)(int n_rows, int width);
 };
 
 /* What this machine can run (cpuid and OS support), as flags. */

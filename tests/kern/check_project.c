@@ -65,6 +65,59 @@ static float *angles(struct ck *c, const struct ck_shape *m, int n, int first_po
     return cs;
 }
 
+/* ---------------------------------------------------------------- operands */
+
+/* Room for the operand of n rows, at most, where the set under test has them. */
+static uint8_t *operand_room(struct ck *c, int n, int width)
+{
+    const struct kernels *k = &c->k;
+    n = FST_MIN(n, k->operand_rows);
+    return n && k->operand_bytes(n, width) ? ck_alloc(c, k->operand_bytes(n, width)) : NULL;
+}
+
+/* Whether n rows go with an operand: p is room for one. */
+static bool operand_taken(const struct kernels *k, const void *p, int n)
+{
+    return p && n && n <= k->operand_rows;
+}
+
+/* A copy of the outputs of a case's rows, which are then overwritten; the same once more? */
+static void keep(const struct ck_case *t, void **kept, int first, int n)
+{
+    for (int i = 0; i < t->n_outputs; i++) {
+        size_t row = (size_t)t->out[i].width * 4;
+        uint8_t *p = (uint8_t *)t->out[i].data + (size_t)first * row;
+        kept[i] = mem_alloc((size_t)n * row + 1);
+        FST_ASSERT(kept[i]);
+        memcpy(kept[i], p, (size_t)n * row);
+        memset(p, 0x5b, (size_t)n * row);
+    }
+}
+static void same_again(struct ck *c, const struct ck_case *t, void **kept, int first, int n)
+{
+    for (int i = 0; i < t->n_outputs; i++) {
+        size_t row = (size_t)t->out[i].width * 4;
+        const uint8_t *p = (const uint8_t *)t->out[i].data + (size_t)first * row;
+        ck_verdict(c, memcmp(p, kept[i], (size_t)n * row) == 0, t->entry,
+                   "%s: %s of %d rows is another with an operand", t->label, t->out[i].name, n);
+        mem_free(kept[i]);
+    }
+}
+
+/* The operand that an entry left of x, in whole or (codes) its first form. */
+static void check_operand(struct ck *c, const struct ck_case *t, const uint8_t *left,
+                          const float *x, int n, int width, bool codes)
+{
+    size_t bytes = c->k.operand_bytes(n, width);
+    uint8_t *want = mem_alloc(bytes);
+    FST_ASSERT(want);
+    memset(want, 0x7e, bytes); /* between the forms nothing is written */
+    size_t first = ck_operand(want, x, n, width);
+    ck_verdict(c, memcmp(left, want, codes ? first : bytes) == 0, t->entry,
+               "%s: operand of %d rows", t->label, n);
+    mem_free(want);
+}
+
 /* ---------------------------------------------------------------- rope, embed */
 
 static void run_rope(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -122,6 +175,7 @@ static void case_embed(struct ck *c, const struct ck_shape *m, int n)
 struct seam_case {
     struct seam_args a;
     const float *x0, *mix0;
+    uint8_t *operand;
 };
 
 static void run_seam(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -130,7 +184,6 @@ static void run_seam(struct ck *c, struct ck_case *t, const struct kernels *k, s
     struct seam_case *u = t->ud;
     struct seam_args a = u->a;
     int64_t wide = KERN_HC * a.dim;
-    (void)c;
     a.x = ROW(a.x, first, wide);
     a.mix = ROW(a.mix, first, KERN_MIX);
     memcpy(a.x, u->x0 + first * wide, (size_t)(n * wide) * 4);
@@ -140,6 +193,17 @@ static void run_seam(struct ck *c, struct ck_case *t, const struct kernels *k, s
     a.out = ROW(a.out, first, a.dim);
     a.n_rows = n;
     FST_ASSERT(k->seam(&a, s) == FST_OK);
+    if (!operand_taken(k, u->operand, n))
+        return;
+    void *kept[CK_OUTPUTS];
+    keep(t, kept, first, n);
+    memcpy(a.x, u->x0 + first * wide, (size_t)(n * wide) * 4);
+    memcpy(a.mix, u->mix0 + (int64_t)first * KERN_MIX, (size_t)n * KERN_MIX * 4);
+    memset(u->operand, 0x7e, k->operand_bytes(n, a.dim));
+    a.operand = u->operand;
+    FST_ASSERT(k->seam(&a, s) == FST_OK);
+    same_again(c, t, kept, first, n);
+    check_operand(c, t, u->operand, a.out, n, a.dim, false);
 }
 
 static void case_seam(struct ck *c, const struct ck_shape *m, int n, int n_ref, int kind)
@@ -159,6 +223,7 @@ static void case_seam(struct ck *c, const struct ck_shape *m, int n, int n_ref, 
         u.a.base = floats(c, KERN_MIX, 0, 1);
         u.a.scale = floats(c, 3, 1, 0.3f);
         u.a.norm = floats(c, m->dim, 1, 0.2f);
+        u.operand = operand_room(c, n, m->dim);
     }
     label(&t, "seam", m, what[kind], n, n_ref);
     t.run = run_seam;
@@ -180,6 +245,7 @@ static void case_seam(struct ck *c, const struct ck_shape *m, int n, int n_ref, 
 struct in_case {
     struct attn_in_args a;
     struct mat m[7];
+    uint8_t *operand, *qr_operand; /* on a card: the emulation's attn_in takes none */
 };
 
 static void run_in(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -187,7 +253,6 @@ static void run_in(struct ck *c, struct ck_case *t, const struct kernels *k, str
 {
     struct in_case *u = t->ud;
     struct attn_in_args a = u->a;
-    (void)c;
     a.x = ROW(a.x, first, a.wkv->n_in);
     a.qr = a.wq_a ? ROW(a.qr, first, a.wq_a->n_out) : NULL;
     a.kv = ROW(a.kv, first, a.wkv->n_out);
@@ -196,15 +261,30 @@ static void run_in(struct ck *c, struct ck_case *t, const struct kernels *k, str
     a.iw = a.weights_proj ? ROW(a.iw, first, a.weights_proj->n_out) : NULL;
     a.n_rows = n;
     FST_ASSERT(k->attn_in(&a, s) == FST_OK);
+    if (!operand_taken(k, u->operand, n))
+        return;
+    void *kept[CK_OUTPUTS];
+    keep(t, kept, first, n);
+    (void)ck_operand(u->operand, a.x, n, a.wkv->n_in);
+    a.operand = u->operand;
+    a.qr_operand = u->qr_operand;
+    FST_ASSERT(k->attn_in(&a, s) == FST_OK);
+    same_again(c, t, kept, first, n);
+    if (a.qr_operand)
+        check_operand(c, t, u->qr_operand, a.qr, n, a.wq_a->n_out, true);
 }
 
-static void case_in(struct ck *c, const struct ck_shape *m, int n, int n_ref, int ratio)
+static void case_in(struct ck *c, const struct ck_shape *m, int n, int n_ref, int ratio,
+                    enum weight_format q)
 {
     struct ck_case t;
     struct in_case u = {.a = {.n_rows = n, .iw_scale = 0.011048543456039806f, .norm_eps = 1e-6f}};
     char what[32];
     int w = ratio == 4 ? 2 * m->head_dim : m->head_dim;
-    snprintf(what, sizeof what, "ratio %d%s", FST_MAX(ratio, 0), ratio < 0 ? ", injection" : "");
+    snprintf(what, sizeof what, "ratio %d%s", FST_MAX(ratio, 0),
+             ratio < 0         ? ", injection"
+             : q == WEIGHT_FP8 ? ""
+                               : ", wq_a fp32");
     label(&t, "attn_in", m, what, n, n_ref);
     u.a.x = acts(c, n, m->dim, 1);
     u.m[1] = ck_mat(c, WEIGHT_FP8, m->head_dim, m->dim, 1);
@@ -212,7 +292,7 @@ static void case_in(struct ck *c, const struct ck_shape *m, int n, int n_ref, in
     u.a.kv_norm = floats(c, m->head_dim, 1, 0.2f);
     count(&t, &u.m[1], n);
     if (ratio >= 0) {
-        u.m[0] = ck_mat(c, WEIGHT_FP8, m->q_rank, m->dim, 1);
+        u.m[0] = ck_mat(c, q, m->q_rank, m->dim, 1);
         u.a.wq_a = &u.m[0];
         u.a.q_norm = floats(c, m->q_rank, 1, 0.2f);
         ck_out(&t, c, "qr", &u.a.qr, m->q_rank, 1e-5);
@@ -238,6 +318,8 @@ static void case_in(struct ck *c, const struct ck_shape *m, int n, int n_ref, in
         ck_out(&t, c, "idx", &u.a.idx, 4 * m->index_dim, 1e-9);
         ck_out(&t, c, "iw", &u.a.iw, m->index_heads, 1e-5);
     }
+    u.operand = c->hopper ? operand_room(c, n, m->dim) : NULL;
+    u.qr_operand = c->hopper && ratio >= 0 ? operand_room(c, n, m->q_rank) : NULL;
     t.run = run_in;
     t.ud = &u;
     ck_run(c, &t);
@@ -248,7 +330,8 @@ static void case_in(struct ck *c, const struct ck_shape *m, int n, int n_ref, in
 struct q_case {
     struct q_path_args a;
     struct mat q, qi;
-    bool packs; /* q packed where the table takes it so */
+    bool packs;       /* q packed where the table takes it so */
+    uint8_t *operand; /* on a card */
 };
 
 static void run_q(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -257,7 +340,6 @@ static void run_q(struct ck *c, struct ck_case *t, const struct kernels *k, stru
     struct q_case *u = t->ud;
     struct q_path_args a = u->a;
     struct attn_out_args out = {.groups = 1};
-    (void)c;
     a.packed = u->packs && k->heads_packed && k->heads_packed(&a, &out);
     a.qr = ROW(a.qr, first, a.wq_b->n_in);
     a.cs = ROW(a.cs, first, a.rope_dim);
@@ -265,11 +347,20 @@ static void run_q(struct ck *c, struct ck_case *t, const struct kernels *k, stru
     a.qi = ROW(a.qi, first, a.index_heads * a.index_dim);
     a.n_rows = n;
     FST_ASSERT(k->q_path(&a, s) == FST_OK);
+    if (operand_taken(k, u->operand, n)) {
+        void *kept[CK_OUTPUTS];
+        keep(t, kept, first, n);
+        (void)ck_operand(u->operand, a.qr, n, a.wq_b->n_in);
+        a.operand = u->operand;
+        FST_ASSERT(k->q_path(&a, s) == FST_OK);
+        same_again(c, t, kept, first, n);
+    }
     if (a.packed)
         ck_unpack(a.q, n, (int64_t)a.n_heads * a.head_dim, false);
 }
 
-static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, bool index)
+static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, bool index,
+                   enum weight_format fmt)
 {
     struct ck_case t;
     struct q_case u = {.a = {.n_rows = n,
@@ -280,8 +371,9 @@ static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, boo
                              .index_dim = m->index_dim,
                              .norm_eps = 1e-6f},
                        .packs = index};
-    label(&t, "q_path", m, index ? "with index" : "", n, n_ref);
-    u.q = ck_mat(c, WEIGHT_FP8, m->n_heads * m->head_dim, m->q_rank, 1);
+    label(&t, "q_path", m, index ? "with index" : fmt == WEIGHT_BF16 ? "wq_b bf16" : "", n, n_ref);
+    u.operand = c->hopper ? operand_room(c, n, m->q_rank) : NULL;
+    u.q = ck_mat(c, fmt, m->n_heads * m->head_dim, m->q_rank, 1);
     u.a.wq_b = &u.q;
     u.a.qr = acts(c, n, m->q_rank, 1);
     u.a.cs = angles(c, m, n, 1000);
@@ -397,6 +489,7 @@ static void case_route(struct ck *c, const struct ck_shape *m, int n, int n_ref,
 struct expert_case {
     struct experts_args a;
     struct expert_mats shared, all[512];
+    uint8_t *operand; /* on a card */
 };
 
 static void run_experts(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -404,13 +497,20 @@ static void run_experts(struct ck *c, struct ck_case *t, const struct kernels *k
 {
     struct expert_case *u = t->ud;
     struct experts_args a = u->a;
-    (void)c;
     a.x = ROW(a.x, first, a.dim);
     a.expert = ROW(a.expert, first, a.k);
     a.weight = ROW(a.weight, first, a.k);
     a.y = ROW(a.y, first, a.dim);
     a.n_rows = n;
     FST_ASSERT(k->experts(&a, s) == FST_OK);
+    if (!operand_taken(k, u->operand, n))
+        return;
+    void *kept[CK_OUTPUTS];
+    keep(t, kept, first, n);
+    (void)ck_operand(u->operand, a.x, n, a.dim);
+    a.operand = u->operand;
+    FST_ASSERT(k->experts(&a, s) == FST_OK);
+    same_again(c, t, kept, first, n);
 }
 
 static struct expert_mats make_expert(struct ck *c, const struct ck_shape *m,
@@ -444,6 +544,7 @@ static void case_experts(struct ck *c, const struct ck_shape *m, int n, int n_re
     u->a.experts = u->all;
     u->a.shared = &u->shared;
     u->a.x = acts(c, n, m->dim, 1);
+    u->operand = c->hopper ? operand_room(c, n, m->dim) : NULL;
     for (int t0 = 0; t0 < n; t0++) {
         int at = ck_below(c, m->n_experts - m->k + 1);
         if (t0 % 5 == 4)
@@ -590,12 +691,12 @@ static void shape(struct ck *c, const struct ck_shape *m, int n, int n_ref)
     CASE(embed, case_embed(c, m, n))
     for (int kind = 0; kind < 4; kind++)
         CASE(seam, case_seam(c, m, n, n_ref, kind))
-    CASE(attn_in, case_in(c, m, n, n_ref, -1))
-    CASE(attn_in, case_in(c, m, n, n_ref, 0))
-    CASE(attn_in, case_in(c, m, n, n_ref, 128))
-    CASE(attn_in, case_in(c, m, n, n_ref, 4))
-    CASE(q_path, case_q(c, m, n, n_ref, false))
-    CASE(q_path, case_q(c, m, n, n_ref, true))
+    CASE(attn_in, case_in(c, m, n, n_ref, -1, WEIGHT_FP8))
+    CASE(attn_in, case_in(c, m, n, n_ref, 0, WEIGHT_FP8))
+    CASE(attn_in, case_in(c, m, n, n_ref, 128, WEIGHT_FP8))
+    CASE(attn_in, case_in(c, m, n, n_ref, 4, WEIGHT_FP8))
+    CASE(q_path, case_q(c, m, n, n_ref, false, WEIGHT_FP8))
+    CASE(q_path, case_q(c, m, n, n_ref, true, WEIGHT_FP8))
     CASE(attn_out, case_out(c, m, n, n_ref, WEIGHT_FP8))
     CASE(attn_out, case_out(c, m, n, n_ref, WEIGHT_BF16))
     for (int kind = 0; kind < 3; kind++)
@@ -632,6 +733,29 @@ static void gates(struct ck *c)
         }
 }
 
+/* What Hopper's attn_in and q_path leave to others: wq_a in fp32, norms too wide for a wave, wq_b in BF16. */
+static void strangers(struct ck *c)
+{
+    static const struct ck_shape wide = {.name = "wide q",
+                                         .dim = 256,
+                                         .n_heads = 2,
+                                         .head_dim = 128,
+                                         .rope_dim = 64,
+                                         .q_rank = 1664,
+                                         .index_heads = 2,
+                                         .index_dim = 64};
+    ck_scratch(c, &wide, 9, 1);
+    if (ck_wanted(c, "attn_in")) {
+        case_in(c, &wide, 9, 9, 0, WEIGHT_FP8);
+        case_in(c, &wide, 9, 9, 0, WEIGHT_F32);
+        ck_free_all(c);
+    }
+    if (ck_wanted(c, "q_path")) {
+        case_q(c, &wide, 9, 9, false, WEIGHT_BF16);
+        ck_free_all(c);
+    }
+}
+
 void check_project(struct ck *c)
 {
     if (c->bench) {
@@ -651,6 +775,7 @@ void check_project(struct ck *c)
     shape(c, &narrow, 9, 9);
     shape(c, &ck_t1, 9, 9);
     gates(c);
+    strangers(c);
     if (c->k.flags == 0)
         return;
     if (c->emulated)

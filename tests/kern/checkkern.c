@@ -13,6 +13,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 
+#include "kernels/ref/ref.h"
 #include "kernels/self_test.h"
 
 const struct ck_shape ck_kindling = {"kindling", 256, 8,  512, 64,  128,  128, 1,  256,
@@ -240,6 +241,39 @@ void ck_unpack(float *x, int64_t n, int64_t wide, bool o)
         memcpy(x + i, &u, 4);
     }
     mem_free(from);
+}
+
+/* Codes: rows one after the other, then their scales.  Value 32q+8j+i of every 128 at 32j + 4q + i, or
+ * 12 on for i > 3; for FP4 weights value 32j+8q+2i+h at 32j + 16h + 4q + i. */
+static uint8_t *put_codes(uint8_t *to, const float *x, int64_t n, int64_t wide, bool fp4)
+{
+    float *scale = (float *)(void *)(to + n * wide);
+    for (int64_t b = 0; b < n * wide / 128; b++) {
+        float v[128];
+        uint8_t code;
+        memcpy(v, x + b * 128, sizeof v);
+        ref_fp8_grid(v, 128, 128, &code);
+        scale[b] = ldexpf(1, code - 127);
+        for (int i = 0; i < 128; i++) {
+            int j = fp4 ? i / 32 : i / 8 % 4, q = fp4 ? i / 8 % 4 : i / 32, at = 32 * j + 4 * q;
+            at += fp4 ? i % 2 * 16 + i % 8 / 2 : i % 8 < 4 ? i % 8 : 12 + i % 8;
+            to[b * 128 + at] = ref_e4m3_encode(v[i] / scale[b]);
+        }
+    }
+    return to + round_up(n * wide + n * wide / 128 * 4, 256);
+}
+
+size_t ck_operand(uint8_t *to, const float *x, int n, int wide)
+{
+    uint8_t *fp4 = put_codes(to, x, n, wide, false), *raw = put_codes(fp4, x, n, wide, true);
+    for (int64_t i = 0; i < (int64_t)n * wide; i++) {
+        uint32_t u;
+        memcpy(&u, x + i, 4);
+        u >>= 16;
+        memcpy(raw + 2 * packed_place(0, i, 1, 0, true), &u, 2);
+    }
+    memset(raw + 2 * (int64_t)n * wide, 0, 8);
+    return (size_t)n * (size_t)wide / 128 * 132;
 }
 
 void ck_scratch(struct ck *c, const struct ck_shape *m, int n_rows, int64_t max_entries)

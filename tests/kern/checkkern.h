@@ -90,6 +90,9 @@ void ck_verdict(struct ck *c, bool ok, const char *entry, const char *fmt, ...)
 /* n rows of heads as of heads_packed, in the place of their floats; o: in wo_a's order. */
 void ck_pack(float *x, int64_t n, int64_t wide, bool o);
 void ck_unpack(float *x, int64_t n, int64_t wide, bool o);
+/* n rows of x as an operand of Hopper's set (kernels.h, operand_bytes), 0 where it has no byte of its own;
+ * returns the bytes of its first form, codes for FP8 weights. */
+size_t ck_operand(uint8_t *to, const float *x, int n, int wide);
 /* NMSE of a against b; 0 for equal, infinity for a NaN on one side. */
 double ck_nmse(const float *a, const float *b, int64_t n);
 

@@ -1,6 +1,7 @@
 /* emulate_sm90.cc - the portable table with the entries of kernels/sm90 that the emulation can run. */
 #define GPU_WAVE 32
 #include "kernels/sm90/mma.cuh"
+#include "kernels/sm90/operand.cuh"
 
 static size_t scratch(const struct kernel_limits *l)
 {
@@ -15,6 +16,12 @@ static bool heads_packed(const struct q_path_args *q, const struct attn_out_args
     return attention_sm90_fits(q->head_dim) && !q->wq_b && !out->wo_a;
 }
 
+/* The seam leaves them; nobody here takes them. */
+static size_t operand_bytes(int n_rows, int width)
+{
+    return operand_forms_bytes(n_rows, width);
+}
+
 extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes);
 extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes)
 {
@@ -27,5 +34,7 @@ extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes)
     k->seam = seam_sm90;
     k->scratch = scratch;
     k->heads_packed = heads_packed;
+    k->operand_rows = OPERAND_FEW;
+    k->operand_bytes = operand_bytes;
     return true;
 }

@@ -360,6 +360,34 @@ struct lin_input {
     uint16_t *raw, *grid; /* NULL: nobody asked */
 };
 
+#ifndef KERNELS_SM90 /* no operands from entry to entry (kernels.h, operand_bytes) */
+static inline void lin_take(struct lin_input *in, const void *operand, bool raw)
+{
+    (void)in;
+    (void)operand;
+    (void)raw;
+}
+GPU_FN void lin_leave(void *operand, int n_rows, int n, int64_t row, int b,
+                      const struct gpu_quad &v)
+{
+    (void)operand;
+    (void)n_rows;
+    (void)n;
+    (void)row;
+    (void)b;
+    (void)v;
+}
+static inline void lin_leave_rows(struct stream *s, const float *x, int n_rows, int n,
+                                  void *operand)
+{
+    (void)s;
+    (void)x;
+    (void)n_rows;
+    (void)n;
+    (void)operand;
+}
+#endif
+
 enum { LIN_LANE_VALUES = LIN_BLOCK / GPU_WAVE };
 
 /* A block of 128 inputs on the E4M3 grid; value i of a lane is input lane + i*GPU_WAVE. */

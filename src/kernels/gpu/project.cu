@@ -30,6 +30,7 @@ struct norm_item {
     const float *norm;
     int width;
     float scale;
+    void *operand; /* NULL, or y once more for q_path */
 };
 struct norm_job {
     struct norm_item item[NORM_ITEMS];
@@ -80,6 +81,8 @@ GPU_KERNEL void GPU_BOUNDS(NORM_WAVES *GPU_WAVE, 4) norm_rows_kernel(struct norm
             x[i].v[m] = gpu_bf16(x[i].v[m] * r * norm[i].v[m]);
         if (d0 + 4 * i * GPU_WAVE < t.width)
             gpu_store4(y + d0 + 4 * i * GPU_WAVE, x[i]);
+        if (t.operand && 4 * i * GPU_WAVE < t.width)
+            lin_leave(t.operand, j.n_rows, t.width, unit - (int64_t)which * j.n_rows, i, x[i]);
     }
 }
 
@@ -113,20 +116,33 @@ template <int V> GPU_KERNEL void norm_kernel(struct norm_job j)
 
 static void add_norm(struct norm_job *j, float *y, const float *norm, int width, float scale)
 {
-    struct norm_item t = {y, norm, width, scale};
+    struct norm_item t = {y, norm, width, scale, NULL};
     FST_ASSERT(j->n < NORM_ITEMS);
     j->item[j->n++] = t;
 }
 
+static int widest(const struct norm_job *j)
+{
+    int most = 0;
+    for (int i = 0; i < j->n; i++)
+        most = FST_MAX(most, j->item[i].width);
+    return most;
+}
+
+/* Whether norm_rows_kernel does it. */
+static bool norms_by_waves(const struct norm_job *j)
+{
+    for (int i = 0; i < j->n; i++)
+        if (j->item[i].width % 4)
+            return false;
+    return widest(j) <= 4 * GPU_WAVE * NORM_QUADS;
+}
+
 static void run_norms(struct stream *s, const struct norm_job *j)
 {
-    int most = 0, quads = 0;
-    for (int i = 0; i < j->n; i++) {
-        most = FST_MAX(most, j->item[i].width);
-        quads += j->item[i].width % 4 == 0;
-    }
+    int most = widest(j);
     FST_ASSERT(most <= 64 * NORM_THREADS);
-    if (quads == j->n && most <= 4 * GPU_WAVE * NORM_QUADS) {
+    if (norms_by_waves(j)) {
         gpu_launch_early(most <= 4 * GPU_WAVE * 4   ? norm_rows_kernel<4>
                          : most <= 4 * GPU_WAVE * 8 ? norm_rows_kernel<8>
                                                     : norm_rows_kernel<NORM_QUADS>,
@@ -170,6 +186,7 @@ static void attn_in_rows(const struct attn_in_args *a, struct stream *s, int64_t
     struct lin_input in = input_rows(a->x, t0, n, a->wkv->n_in);
     struct lin_batch b = {};
     struct norm_job j = {};
+    lin_take(&in, a->operand, true);
     j.n_rows = n;
     j.eps = a->norm_eps;
     add_normed(&b, &j, &c, &in, a->wq_a, a->q_norm, a->qr, t0, 1);
@@ -178,13 +195,19 @@ static void attn_in_rows(const struct attn_in_args *a, struct stream *s, int64_t
     add_both(&b, &c, &in, a->cmp_wkv, a->cmp_wgate, a->cmp, t0);
     add_both(&b, &c, &in, a->idx_wkv, a->idx_wgate, a->idx, t0);
     lin_make(s, &in, &b);
+    bool with = a->qr_operand && norms_by_waves(&j);
+    if (with)
+        j.item[0].operand = a->qr_operand; /* wq_a comes first */
     run_norms(s, &j);
+    if (a->qr_operand && !with)
+        lin_leave_rows(s, a->qr, n, a->wq_a->n_out, a->qr_operand);
 }
 
 GPU_ENTRY(attn_in)
 {
     FST_ASSERT(gpu_there(a->wkv));
     FST_ASSERT(a->kv_norm && (a->q_norm || !gpu_there(a->wq_a)));
+    FST_ASSERT(!a->qr_operand || gpu_there(a->wq_a));
     for (int t0 = 0; t0 < a->n_rows; t0 += LIN_ROWS)
         attn_in_rows(a, s, t0, FST_MIN(a->n_rows - t0, LIN_ROWS));
     return gpu_done("attn_in");
@@ -416,6 +439,8 @@ static void q_path_rows(const struct q_path_args *a, struct stream *s, int64_t t
                           a->norm_eps,
                           with ? 1.0f / sqrtf((float)a->index_dim) : 0,
                           (int)div_up((int64_t)n * a->n_heads, HEAD_WAVES)};
+    if (lin_coded(a->wq_b->fmt) && (!with || lin_coded(a->idx_wq_b->fmt)))
+        lin_take(&in, a->operand, false);
     add(&b, &c, &in, a->wq_b, j.q, wide, a->packed ? LIN_PACK : LIN_ROUND);
     add(&b, &c, &in, a->idx_wq_b, j.qi, index, LIN_ROUND);
     lin_make(s, &in, &b);

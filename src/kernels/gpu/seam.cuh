@@ -21,6 +21,16 @@ enum {
     ITEMS_WIDE = 12 /* quads of it that a thread has, at most */
 };
 
+#ifndef SEAM_LEAVES /* no operands (kernels.h, operand_bytes) */
+GPU_FN void seam_leave(const struct seam_args *a, int64_t row, int d, const struct gpu_quad &v)
+{
+    (void)a;
+    (void)row;
+    (void)d;
+    (void)v;
+}
+#endif
+
 struct seam_job {
     struct seam_args a;
     float *part; /* (n_rows, pieces, SEAM_PITCH) */
@@ -264,6 +274,8 @@ template <int N> GPU_FN void input_block(const struct seam_job *j, int64_t row)
         for (int m = 0; m < 4; m++)
             in[i][0].v[m] = gpu_bf16(in[i][0].v[m] * r * w.v[m]);
         gpu_store4(a->out + row * a->dim + d, in[i][0]);
+        if (a->operand)
+            seam_leave(a, row, d, in[i][0]);
     }
 }
 

@@ -1,8 +1,8 @@
 /* experts.cu - the routed experts of the rows, FP4, and the shared one, FP8, for Hopper.
  *
  * A visit is one expert's work on one row: v = t*k + slot for the routed ones, n_rows*k + t for the
- * shared one.  Launches: lists and operands; gate and up; hidden values to the E4M3 grid (with few rows
- * down does that); down; sums.
+ * shared one.  Launches: lists and operands (up to eight rows whose operands the seam left: none); gate and
+ * up; hidden values to the E4M3 grid (with few rows down does that); down; sums.
  * A warpgroup multiplies 64 weight rows by up to N visits of one expert (S of the shared one), so that an
  * expert's weights are read once; with few visits it goes from tile to tile (walk.cuh).  Who shares a tile
  * changes no bits: each visit's output is kept apart, and a row's are added in ascending expert order, the
@@ -219,6 +219,16 @@ void experts_sums(const struct expert_job &j, struct stream *s)
 
 /* ---------------------------------------------------------------- from tile to tile */
 
+/* With operands that were left for it gate and up follows the choice of experts, and its clerks wait for
+ * that.  Only then may down start, which reads the choice before its own wait. */
+GPU_FN void clerk_chosen(bool follows)
+{
+    if (!follows)
+        return;
+    gpu_wait_before();
+    gpu_let_next();
+}
+
 /* The first j.shared_blocks blocks begin with halves of the shared expert's tiles of S rows, which are as
  * long as routed ones.  S: WALK_FEW, with lists that blocks make themselves; 0: no such blocks, since a
  * kernel for wider tiles runs in front.  What that one waited for is over when this one starts, nor does
@@ -237,16 +247,24 @@ GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
     bool clerk = gpu_wave() == WALK_WARPS;
     int outs = outputs(j, DOWN), block = (int)blockIdx.x, first = block - j.shared_blocks;
     int chunk = 0;
-    gpu_let_next();
+    bool follows = few && !DOWN && j.left;
+    if (!follows)
+        gpu_let_next();
+    else if (first == 0)
+        expect_experts(j);
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
             turns_init(&h.full[i], 1);
             turns_init(&h.empty[i], WALK_WARPS);
         }
-    if (few && clerk && first >= 0)
+    if (few && clerk && first >= 0) {
+        clerk_chosen(follows);
         list_here(j, list);
+    }
     __syncthreads();
     if (few && first < 0) {
+        if (clerk)
+            clerk_chosen(follows);
         chunk = walk_half<DOWN, BLOCKS>(j, m, h, list);
     } else if (wide && first < 0) {
         struct visit_tile own = shared_tile(j, block / 2 / outs);
@@ -348,7 +366,8 @@ template <int N, int S> static void run(struct expert_job j, struct stream *s)
     j.per_tile = N;
     j.per_shared = S;
     j.few = walks && S == WALK_FEW;
-    experts_lists(j, s);
+    if (!j.few || !j.left)
+        experts_lists(j, s);
     if (walks)
         walk<S, false>(j, s);
     else
@@ -362,15 +381,17 @@ template <int N, int S> static void run(struct expert_job j, struct stream *s)
     experts_sums(j, s);
 }
 
-/* Scratch of j for few rows. */
-static void cut(struct gpu_cut *c, struct expert_job *j)
+/* Scratch of j for few rows.  operand: of experts_args. */
+static void cut(struct gpu_cut *c, struct expert_job *j, void *operand)
 {
     int64_t visits = all_visits(*j), moe = j->moe_dim, all = (int64_t)j->n_rows * j->dim;
-    j->in.grid = gpu_take<uint16_t>(c, all);
-    j->x_fp4 = (uint8_t *)gpu_take<uint16_t>(c, all);
+    struct operand_forms left = operand_forms_of(operand, j->n_rows, j->dim);
+    j->left = operand;
+    j->in.grid = operand ? (uint16_t *)(void *)left.fp8 : gpu_take<uint16_t>(c, all);
+    j->x_fp4 = operand ? left.fp4 : (uint8_t *)gpu_take<uint16_t>(c, all);
     j->tile = gpu_take<struct visit_tile>(c, visits);
     j->n_tiles = gpu_take<int32_t>(c, 3);
-    j->next = j->n_tiles + 1;
+    j->next = operand ? left.next : j->n_tiles + 1;
     j->list = gpu_take<int32_t>(c, visits);
     j->h = gpu_take<uint16_t>(c, visits * moe);
     j->h_codes = (uint8_t *)gpu_take<uint16_t>(c, visits * moe);
@@ -398,7 +419,7 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
         experts_many(j, s);
         return;
     }
-    cut(&c, &j);
+    cut(&c, &j, a->operand);
     if (n <= WALK_FEW && n * a->k <= WALK_VISITS)
         run<8, WALK_FEW>(j, s);
     else if (n <= 32)
@@ -409,6 +430,7 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
 
 GPU_ENTRY(experts)
 {
+    FST_ASSERT(!a->operand || a->n_rows <= OPERAND_FEW);
     for (int t0 = 0; t0 < a->n_rows; t0 += EXPERT_ROWS)
         experts_rows(a, s, t0, FST_MIN(a->n_rows - t0, EXPERT_ROWS));
     return gpu_done("experts");
@@ -432,7 +454,7 @@ size_t lin_experts_scratch(const struct kernel_limits *l)
     j.moe_dim = l->moe_dim;
     j.n_experts = l->n_experts;
     j.n_rows = FST_MIN(n, EXPERTS_MANY - 1);
-    cut(&c, &j);
+    cut(&c, &j, NULL);
     size_t few = SIZE_MAX - c.left;
     j.n_rows = n;
     return n < EXPERTS_MANY ? few : FST_MAX(few, experts_many_scratch(j));

@@ -56,7 +56,8 @@ struct expert_job {
     int n_rows, k, dim, moe_dim, n_experts, per_tile, per_shared;
     int processors, shared_blocks;
     float limit;
-    bool few; /* no lists, no operand of w2 (walk.cuh) */
+    bool few;  /* no lists, no operand of w2 (walk.cuh) */
+    bool left; /* x is there as operands; few: nothing runs in front, and next is 0 */
 };
 
 GPU_BOTH int routed_visits(const struct expert_job &j)
@@ -143,6 +144,16 @@ GPU_FN void put_sums(const struct expert_job &j, const int *visit, int n, int o,
         if (c < n && at < j.dim)
             j.z[(int64_t)visit[c] * j.dim + at] = acc[i];
     }
+}
+
+/* The table of experts on its way to the cache, by a block, while the kernel in front still chooses among
+ * them: 28 KB of 256 of them, two lines or three a thread. */
+GPU_FN void expect_experts(const struct expert_job &j)
+{
+    const uint8_t *p = (const uint8_t *)j.experts;
+    int bytes = j.n_experts * (int)sizeof *j.experts;
+    for (int i = 128 * (int)threadIdx.x; i < bytes; i += 128 * (int)blockDim.x)
+        gpu_prefetch(p + i);
 }
 
 /* j.tile and j.n_tiles from the visits; x as operand (lists.cu). */

@@ -61,6 +61,14 @@ void lin_prepare(struct stream *s, const struct lin_input *in)
         sm90_launch(prepare_kernel<1>, div_up(waves, PREPARERS), 32 * PREPARERS, 0, 1, s, *in);
 }
 
+void lin_leave_rows(struct stream *s, const float *x, int n_rows, int n, void *operand)
+{
+    struct operand_forms f = operand_forms_of(operand, n_rows, n);
+    struct lin_input in = {x, NULL, n, n_rows, n, NULL, (uint16_t *)(void *)f.fp8};
+    FST_ASSERT(n_rows <= OPERAND_FEW && n % OPERAND_BLOCK == 0);
+    lin_prepare(s, &in);
+}
+
 /* ---------------------------------------------------------------- products */
 
 void lin_add(struct lin_batch *b, const struct mat *w, int groups, const uint16_t *x, int n_rows,

@@ -14,56 +14,6 @@ GPU_FN const float *operand_scales(const uint8_t *codes, int64_t n_rows, int64_t
     return (const float *)(const void *)(codes + n_rows * n);
 }
 
-/* Block b (128 values) of an operand row of bf16; lane l has values 4l .. 4l+3. */
-GPU_FN void operand_bf16(const struct operand_place &to, int b, const struct gpu_quad &v)
-{
-    int lane = gpu_lane(), q = lane / 4 % 4, piece = lane % 4 * 2;
-    uint32_t *out = (uint32_t *)(void *)(to.line + (2 * b + lane / 16) * to.pitch);
-    out[(piece ^ to.swap) * 4 + q] = gpu_pair(v.v[0], v.v[1]);
-    out[((piece + 1) ^ to.swap) * 4 + q] = gpu_pair(v.v[2], v.v[3]);
-}
-
-/* A block as E4M3 codes, four of a lane in a word, and the code of its scale; all lanes call.  Lane l has
- * values 4l .. 4l+3.  Magnitudes are compared as integers, which the card does for a whole wave at once. */
-GPU_FN uint32_t operand_quantise(uint32_t *codes, const struct gpu_quad &v)
-{
-    float top = fmaxf(fmaxf(fabsf(v.v[0]), fabsf(v.v[1])), fmaxf(fabsf(v.v[2]), fabsf(v.v[3])));
-    uint32_t code = gpu_fp8_code(gpu_float(__reduce_max_sync(0xffffffffu, gpu_bits(top))));
-    float down = gpu_e8m0(254 - code);
-    *codes = e4m3_pair(v.v[0] * down, v.v[1] * down) | e4m3_pair(v.v[2] * down, v.v[3] * down)
-                                                           << 16;
-    return code;
-}
-
-/* What the lane stores of a block's line, and where: for weights in FP8 its own codes; in FP4 (stream.cuh)
- * even and odd values lie apart, two neighbouring lanes have a word of each. */
-template <bool FP4> GPU_FN uint32_t operand_word(uint32_t codes)
-{
-    if (!FP4)
-        return codes;
-    bool odd = gpu_lane() & 1;
-    uint32_t kept = __byte_perm(codes, 0, odd ? 0x4431 : 0x4420);
-    uint32_t other = __shfl_xor_sync(0xffffffffu, __byte_perm(codes, 0, odd ? 0x4420 : 0x4431), 1);
-    return odd ? other | kept << 16 : kept | other << 16;
-}
-template <bool FP4> GPU_FN int operand_word_at(int swap)
-{
-    int lane = gpu_lane();
-    return FP4 ? 16 * ((lane / 8 * 2 + lane % 2) ^ swap) + lane % 8 / 2 * 4
-               : 16 * (lane % 8 ^ swap) + lane / 8 * 4;
-}
-
-/* Block b of an operand row of codes; all lanes call. */
-template <bool FP4>
-GPU_FN void operand_codes(const struct operand_place &to, int b, const struct gpu_quad &v)
-{
-    uint32_t codes, code = operand_quantise(&codes, v);
-    *(uint32_t *)(void *)(to.line + b * to.pitch + operand_word_at<FP4>(to.swap)) =
-        operand_word<FP4>(codes);
-    if (gpu_lane() == 0)
-        to.scale[b * to.s_pitch] = gpu_e8m0(code);
-}
-
 /* Value d of row i of a raw operand of n_rows rows of n_in values. */
 GPU_FN uint16_t *lin_raw_place(uint16_t *x, int n_rows, int n_in, int i, int d)
 {
@@ -72,6 +22,29 @@ GPU_FN uint16_t *lin_raw_place(uint16_t *x, int n_rows, int n_in, int i, int d)
     uint8_t *line = to.line + d / 64 * to.pitch;
     return (uint16_t *)(void *)(line + ((piece ^ to.swap) << 4)) + at;
 }
+
+/* What somebody left as operands of in's rows (operand.cuh); NULL: nothing.  raw: bf16 too. */
+static inline void lin_take(struct lin_input *in, const void *operand, bool raw)
+{
+    struct operand_forms f = operand_forms_of((void *)(uintptr_t)operand, in->n_rows, in->n_in);
+    if (!operand)
+        return;
+    FST_ASSERT(in->n_rows <= OPERAND_FEW && in->n_in % OPERAND_BLOCK == 0);
+    in->x = NULL;
+    in->grid = (uint16_t *)(void *)f.fp8;
+    in->raw = raw ? (uint16_t *)(void *)f.raw : NULL;
+}
+
+/* Block b of row `row` of n_rows rows of n values, as q_path takes it from attn_in. */
+GPU_FN void lin_leave(void *operand, int n_rows, int n, int64_t row, int b,
+                      const struct gpu_quad &v)
+{
+    struct operand_forms f = operand_forms_of(operand, n_rows, n);
+    operand_codes<false>(operand_row(f.fp8, n_rows, n, row), b, v);
+}
+
+/* The same for whole rows, in a launch of its own (linear.cu). */
+void lin_leave_rows(struct stream *s, const float *x, int n_rows, int n, void *operand);
 
 /* ---------------------------------------------------------------- products */
 

@@ -165,17 +165,7 @@ GPU_FN void list_places(const struct expert_job &j, struct visit_lists &l)
     }
 }
 
-/* The table of experts on its way to the cache, while the kernel in front still chooses among them: 28 KB
- * of 256 of them, two lines or three a thread. */
-GPU_FN void expect_experts(const struct expert_job &j)
-{
-    const uint8_t *p = (const uint8_t *)j.experts;
-    int bytes = j.n_experts * (int)sizeof *j.experts;
-    for (int i = 128 * (int)threadIdx.x; i < bytes; i += 128 * (int)blockDim.x)
-        gpu_prefetch(p + i);
-}
-
-/* The same one after the other: for rows that name an expert twice, so that it has more visits than there
+/* list_few one visit after the other: for rows that name an expert twice, so that it has more visits than there
  * are rows. */
 GPU_FN void list_slowly(const struct expert_job &j, const int *expert)
 {
@@ -200,7 +190,7 @@ GPU_FN void list_slowly(const struct expert_job &j, const int *expert)
     j.next[0] = j.next[1] = 0;
 }
 
-/* The same for at most 64 visits of at most 8 rows, by one wave, two visits a lane. */
+/* list_many for at most 64 visits of at most 8 rows, by one wave, two visits a lane. */
 GPU_FN void list_few(const struct expert_job &j, int *expert, int *tile_of)
 {
     int routed = routed_visits(j), lane = gpu_lane(), tile[2] = {}, at[2] = {};
@@ -319,7 +309,7 @@ GPU_KERNEL void operand_kernel(const __grid_constant__ struct expert_job j)
 
 void experts_lists(const struct expert_job &j, struct stream *s)
 {
-    int64_t waves = (int64_t)j.n_rows * (j.dim / LIN_BLOCK);
+    int64_t waves = j.left ? 0 : (int64_t)j.n_rows * (j.dim / LIN_BLOCK);
     if (j.few)
         sm90_launch(operand_kernel, 1 + div_up(waves, 4), 128, 0, 1, s, j);
     else if (routed_visits(j) <= FEW_VISITS && j.n_rows <= VISITS && j.per_tile >= VISITS)

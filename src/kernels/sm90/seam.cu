@@ -14,6 +14,18 @@
  * Order of a control product: 16 columns, streams in order, in one sum of the instruction; high and low;
  * then a binary tree over the columns in order (seam.cuh).  The sum of squares: a lane's 16 values, the
  * same tree, then four lanes as a tree.  No order depends on the kernel. */
+#include "kernels/sm90/operand.cuh"
+
+/* Columns d .. of a row of the next input as operands, by all lanes of a wave; and experts' counters. */
+#define SEAM_LEAVES
+GPU_FN void seam_leave(const struct seam_args *a, int64_t row, int d, const struct gpu_quad &v)
+{
+    struct operand_forms f = operand_forms_of(a->operand, a->n_rows, a->dim);
+    operand_leave(f, a->n_rows, a->dim, row, d / OPERAND_BLOCK, v);
+    if (row == 0 && d == 0)
+        f.next[0] = f.next[1] = 0;
+}
+
 #include "kernels/gpu/seam.cuh"
 #include "kernels/sm90/mma.cuh"
 
@@ -600,11 +612,11 @@ static int clusters_at_once(void)
 }
 
 /* Rows from which one pass over them outweighs a block's 196 KB of weights and two turns without a tile. */
-enum { MANY = 1024 };
+enum { WHOLE_ROWS = 1024 };
 
 static bool whole(const struct seam_args *a)
 {
-    return a->fn && a->dim == WHOLE_DIM && a->n_rows >= MANY;
+    return a->fn && a->dim == WHOLE_DIM && a->n_rows >= WHOLE_ROWS;
 }
 static void run_whole(struct stream *s, const struct seam_job *j)
 {
@@ -636,6 +648,7 @@ SM90_ENTRY(seam)
     struct seam_job j = {*a, NULL, a->dim / PIECE, 1};
     if (a->n_rows <= 0)
         return FST_OK;
+    FST_ASSERT(!a->operand || (a->n_rows <= OPERAND_FEW && a->dim % OPERAND_BLOCK == 0));
     if (whole(a)) {
         j.part = gpu_take<float>(&c, (int64_t)a->n_rows * RANKS * SEAM_PITCH);
         run_whole(s, &j);

@@ -23,6 +23,7 @@
 #ifndef FST_KERNELS_SM90_STREAM_CUH
 #define FST_KERNELS_SM90_STREAM_CUH
 
+#include "kernels/sm90/operand.cuh"
 #include "kernels/sm90/wgmma.cuh"
 
 enum {
@@ -114,14 +115,6 @@ GPU_FN void scales_of(float (&f)[4], uint32_t s)
     f[1] = gpu_float((s & 0xff00u) << 15);
     f[2] = gpu_float((s & 0xff0000u) << 7);
     f[3] = gpu_float((s & 0xff000000u) >> 1);
-}
-
-/* Two values as E4M3, as gpu_e4m3_encode has them. */
-GPU_FN uint32_t e4m3_pair(float low, float high)
-{
-    uint16_t p;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(p) : "f"(high), "f"(low));
-    return p;
 }
 
 /* Four E4M3 codes as two pairs of bf16, exact. */

@@ -19,7 +19,12 @@ static enum fst_status pick_attn_in(const struct attn_in_args *a, struct stream 
                 sm90_mat(a->cmp_wkv, 1, false) && sm90_mat(a->cmp_wgate, 1, false) &&
                 sm90_mat(a->idx_wkv, 1, false) && sm90_mat(a->idx_wgate, 1, false) &&
                 sm90_mat(a->weights_proj, 1, false);
-    return ours ? attn_in_sm90(a, s) : attn_in_gpu(a, s);
+    if (ours)
+        return attn_in_sm90(a, s);
+    FST_TRY(attn_in_gpu(a, s));
+    if (a->qr_operand)
+        lin_leave_rows(s, a->qr, a->n_rows, a->wq_a->n_out, a->qr_operand);
+    return gpu_done("attn_in");
 }
 
 static bool our_q_path(const struct q_path_args *a)
@@ -61,6 +66,11 @@ static enum fst_status pick_head(const struct head_args *a, struct stream *s)
     return sm90_mat(a->head, 1, false) ? head_sm90(a, s) : head_gpu(a, s);
 }
 
+static size_t operand_bytes(int n_rows, int width)
+{
+    return operand_forms_bytes(n_rows, width);
+}
+
 static enum fst_status pick_experts(const struct experts_args *a, struct stream *s)
 {
     return sm90_experts(a) ? experts_sm90(a, s) : experts_gpu(a, s);
@@ -95,5 +105,7 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->index_topk = index_topk_sm90;
     k->attention = attention_sm90;
     k->heads_packed = heads_packed;
+    k->operand_rows = OPERAND_FEW;
+    k->operand_bytes = operand_bytes;
     return true;
 }

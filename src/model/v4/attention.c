@@ -46,7 +46,9 @@ static enum fst_status project(struct model *m, const struct v4_layer *l, int n_
                              .idx = b->idx,
                              .iw = b->iw,
                              .norm_eps = c->norm_eps,
-                             .n_rows = n_rows};
+                             .n_rows = n_rows,
+                             .operand = v4_a_operand(m, n_rows),
+                             .qr_operand = v4_qr_operand(m, n_rows)};
     if (l->w->ratio) {
         a.cmp_wkv = &w->compressor.wkv;
         a.cmp_wgate = &w->compressor.wgate;
@@ -124,7 +126,8 @@ static enum fst_status query(struct model *m, const struct v4_layer *l, const st
                             .index_heads = c->index_heads,
                             .index_dim = c->index_dim,
                             .norm_eps = c->norm_eps,
-                            .packed = packed};
+                            .packed = packed,
+                            .operand = v4_qr_operand(m, rows->n_rows)};
     return v4_run_q_path(m, &a);
 }
 

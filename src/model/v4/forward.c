@@ -57,6 +57,7 @@ enum fst_status v4_seam(struct model *m, float *x, int n_rows, const float *y,
                           .hc_eps = m->c->hc_eps,
                           .norm_eps = m->c->norm_eps};
     if (hc) {
+        a.operand = v4_a_operand(m, n_rows);
         a.fn = hc->fn;
         a.base = hc->base;
         a.scale = hc->scale;

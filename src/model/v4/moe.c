@@ -29,6 +29,7 @@ enum fst_status v4_moe(struct model *m, const struct v4_layer *l, const struct r
                                    .n_experts = c->n_experts,
                                    .dim = c->hidden_size,
                                    .moe_dim = c->moe_dim,
-                                   .limit = c->swiglu_limit};
+                                   .limit = c->swiglu_limit,
+                                   .operand = v4_a_operand(m, rows->n_rows)};
     return v4_run_experts(m, &experts);
 }

@@ -86,6 +86,23 @@ static int32_t *ints(struct carve *c, int64_t n, int64_t m)
     return carve(c, n, m, sizeof(int32_t));
 }
 
+/* Bytes of an operand of n_rows rows, 0: kernels take none. */
+static size_t operand_bytes(const struct model_opts *o, int n_rows, int width)
+{
+    const struct kernels *k = o->kernels;
+    return k->operand_bytes && n_rows <= k->operand_rows ? k->operand_bytes(n_rows, width) : 0;
+}
+
+void *v4_a_operand(const struct model *m, int n_rows)
+{
+    return operand_bytes(&m->opts, n_rows, m->c->hidden_size) ? m->work.a_operand : NULL;
+}
+
+void *v4_qr_operand(const struct model *m, int n_rows)
+{
+    return operand_bytes(&m->opts, n_rows, m->c->q_lora_rank) ? m->work.qr_operand : NULL;
+}
+
 /* v: device memory, h: shared. */
 static void lay_out(struct model *m, struct carve *v, struct carve *h)
 {
@@ -121,6 +138,9 @@ static void lay_out(struct model *m, struct carve *v, struct carve *h)
     w->draft_logits = floats(v, drafts, c->vocab_size);
     for (int i = 0; i < 2; i++)
         w->freq[i] = floats(v, c->rope_dim / 2, 1);
+    int few = FST_MIN(m->max_rows, o->kernels->operand_rows);
+    w->a_operand = carve(v, (int64_t)operand_bytes(o, few, c->hidden_size), 1, 1);
+    w->qr_operand = carve(v, (int64_t)operand_bytes(o, few, c->q_lora_rank), 1, 1);
     w->rows = ints(v, v4_rows_ints(m->max_rows), 1);
     w->rows_shared = ints(h, v4_rows_ints(m->max_rows), 1);
 }

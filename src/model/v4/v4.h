@@ -49,6 +49,7 @@ struct v4_work {
     float *head_y, *logits;        /* (max_logits, D), (max_logits, V) */
     float *draft_y, *draft_logits; /* (max_requests*gamma, D), (.., V) */
     float *freq[2];                /* (R/2) of cs[0], cs[1] */
+    void *a_operand, *qr_operand;  /* a and qr once more, of few rows (kernels.h, operand_bytes) */
     int32_t *rows, *rows_shared; /* struct v4_rows of the call: for kernels; as the host fills it */
 };
 
@@ -153,6 +154,10 @@ void v4_graphs_free(struct model *m);
 
 /* cos and sin of rows->pos into work.cs; compressed: also the second table. */
 enum fst_status v4_rope(struct model *m, const struct rows *rows, bool compressed);
+
+/* Of work.a and work.qr with n_rows rows; NULL where kernels take none. */
+void *v4_a_operand(const struct model *m, int n_rows);
+void *v4_qr_operand(const struct model *m, int n_rows);
 
 /* work.a -> work.y through attention; KV rows of the step are written, the ring (ATTN_CAUSAL)
  * after the attention. */
