@@ -346,17 +346,20 @@ static void run_q(struct ck *c, struct ck_case *t, const struct kernels *k, stru
     a.q = ROW(a.q, first, a.n_heads * a.head_dim);
     a.qi = ROW(a.qi, first, a.index_heads * a.index_dim);
     a.n_rows = n;
+    int64_t wide = (int64_t)a.n_heads * a.head_dim;
     FST_ASSERT(k->q_path(&a, s) == FST_OK);
-    if (operand_taken(k, u->operand, n)) {
-        void *kept[CK_OUTPUTS];
-        keep(t, kept, first, n);
-        (void)ck_operand(u->operand, a.qr, n, a.wq_b->n_in);
-        a.operand = u->operand;
-        FST_ASSERT(k->q_path(&a, s) == FST_OK);
-        same_again(c, t, kept, first, n);
-    }
     if (a.packed)
-        ck_unpack(a.q, n, (int64_t)a.n_heads * a.head_dim, false);
+        ck_unpack(a.q, n, wide, false);
+    if (!operand_taken(k, u->operand, n))
+        return;
+    void *kept[CK_OUTPUTS];
+    keep(t, kept, first, n);
+    (void)ck_operand(u->operand, a.qr, n, a.wq_b->n_in);
+    a.operand = u->operand;
+    FST_ASSERT(k->q_path(&a, s) == FST_OK);
+    if (a.packed)
+        ck_unpack(a.q, n, wide, false);
+    same_again(c, t, kept, first, n);
 }
 
 static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, bool index,
