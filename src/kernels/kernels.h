@@ -123,6 +123,7 @@ struct seam_args {
     const float *norm;         /* (dim) */
     float *out;                /* (n_rows, dim) */
     int n_rows, dim, iters;
+    int parts; /* 0; k: y is what experts with k a row left apart (experts_apart), added up here */
     float hc_eps, norm_eps;
     void *operand; /* NULL, or out once more as of operand_bytes */
 };
@@ -288,6 +289,7 @@ struct experts_args {
     int n_rows, k, n_experts, dim, moe_dim;
     float limit;
     void *operand; /* NULL, or x once more as the seam left it, used up: operand_bytes */
+    bool apart;    /* as of experts_apart */
 };
 
 /* y = bf16(sum_k pre[k]*x[k]), pre = sigmoid(((fn v)*rsqrt(mean v^2 + eps))*scale + base) + hc_eps;
@@ -419,6 +421,10 @@ struct kernels {
      * of a call with operands, 0: never; bytes of one, 0: not of this width. */
     int operand_rows;
     size_t (*operand_bytes)(int n_rows, int width);
+    /* Whether experts can leave the addition of y to the seam that follows, which has the same order: then y
+     * is (n_rows*(k+1), dim), the outputs of row t's experts at t*k .., the shared one's at n_rows*k + t.
+     * Looks at formats, widths and n_rows alone; never beyond operand_rows.  NULL: never. */
+    bool (*experts_apart)(const struct experts_args *a);
 };
 
 /* What this machine can run (cpuid and OS support), as flags. */

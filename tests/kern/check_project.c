@@ -93,13 +93,14 @@ static void keep(const struct ck_case *t, void **kept, int first, int n)
         memset(p, 0x5b, (size_t)n * row);
     }
 }
-static void same_again(struct ck *c, const struct ck_case *t, void **kept, int first, int n)
+static void same_again(struct ck *c, const struct ck_case *t, void **kept, int first, int n,
+                       const char *what)
 {
     for (int i = 0; i < t->n_outputs; i++) {
         size_t row = (size_t)t->out[i].width * 4;
         const uint8_t *p = (const uint8_t *)t->out[i].data + (size_t)first * row;
         ck_verdict(c, memcmp(p, kept[i], (size_t)n * row) == 0, t->entry,
-                   "%s: %s of %d rows is another with an operand", t->label, t->out[i].name, n);
+                   "%s: %s of %d rows is another with %s", t->label, t->out[i].name, n, what);
         mem_free(kept[i]);
     }
 }
@@ -176,7 +177,32 @@ struct seam_case {
     struct seam_args a;
     const float *x0, *mix0;
     uint8_t *operand;
+    const float *parts; /* (n, k+1, dim): y in parts, the shared expert's last */
+    float *apart;       /* as of experts_apart: room for those of some rows */
+    int k;
 };
+
+/* y in parts is the same as their sum. */
+static void run_parts(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
+                      struct seam_args a, int first)
+{
+    struct seam_case *u = t->ud;
+    int64_t wide = KERN_HC * a.dim, n = a.n_rows, one = u->k + 1;
+    void *kept[CK_OUTPUTS];
+    keep(t, kept, first, a.n_rows);
+    if (!a.fn) /* out is left alone */
+        memcpy(a.out, kept[2], (size_t)(n * a.dim) * 4);
+    memcpy(a.x, u->x0 + first * wide, (size_t)(n * wide) * 4);
+    memcpy(a.mix, u->mix0 + (int64_t)first * KERN_MIX, (size_t)n * KERN_MIX * 4);
+    for (int64_t v = 0; v < n * one; v++) {
+        int64_t row = v / one, e = v % one, to = e < u->k ? row * u->k + e : n * u->k + row;
+        memcpy(u->apart + to * a.dim, u->parts + (first * one + v) * a.dim, (size_t)a.dim * 4);
+    }
+    a.y = u->apart;
+    a.parts = u->k;
+    FST_ASSERT(k->seam(&a, s) == FST_OK);
+    same_again(c, t, kept, first, a.n_rows, "y in parts");
+}
 
 static void run_seam(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
                      int first, int n)
@@ -193,6 +219,8 @@ static void run_seam(struct ck *c, struct ck_case *t, const struct kernels *k, s
     a.out = ROW(a.out, first, a.dim);
     a.n_rows = n;
     FST_ASSERT(k->seam(&a, s) == FST_OK);
+    if (u->apart && operand_taken(k, u->apart, n))
+        run_parts(c, t, k, s, a, first);
     if (!operand_taken(k, u->operand, n))
         return;
     void *kept[CK_OUTPUTS];
@@ -202,8 +230,27 @@ static void run_seam(struct ck *c, struct ck_case *t, const struct kernels *k, s
     memset(u->operand, 0x7e, k->operand_bytes(n, a.dim));
     a.operand = u->operand;
     FST_ASSERT(k->seam(&a, s) == FST_OK);
-    same_again(c, t, kept, first, n);
+    same_again(c, t, kept, first, n, "an operand");
     check_operand(c, t, u->operand, a.out, n, a.dim, false);
+}
+
+/* y as a sum of k+1 parts, in floats and in order. */
+static float *sum_of_parts(struct ck *c, struct seam_case *u, int k)
+{
+    int64_t n = u->a.n_rows, dim = u->a.dim;
+    float *parts = floats(c, n * (k + 1) * dim, 0, 0.4f);
+    float *y = ck_alloc(c, (size_t)(n * dim) * 4);
+    for (int64_t i = 0; i < n * dim; i++) {
+        const float *p = parts + i / dim * (k + 1) * dim + i % dim;
+        y[i] = p[0];
+        for (int e = 1; e <= k; e++)
+            y[i] += p[e * dim];
+    }
+    u->parts = parts;
+    u->k = k;
+    int64_t rows = FST_MIN(n, c->k.operand_rows) * (k + 1);
+    u->apart = rows ? ck_alloc(c, (size_t)(rows * dim) * 4) : NULL;
+    return y;
 }
 
 static void case_seam(struct ck *c, const struct ck_shape *m, int n, int n_ref, int kind)
@@ -217,7 +264,7 @@ static void case_seam(struct ck *c, const struct ck_shape *m, int n, int n_ref, 
     u.x0 = acts(c, n, wide, 1);
     u.mix0 = mix0;
     if (kind > 0)
-        u.a.y = floats(c, (int64_t)n * m->dim, 0, 1);
+        u.a.y = sum_of_parts(c, &u, kind == 1 ? 6 : kind == 2 ? 8 : 1);
     if (kind < 3) {
         u.a.fn = floats(c, (int64_t)KERN_MIX * wide, 0, 1 / sqrtf((float)wide));
         u.a.base = floats(c, KERN_MIX, 0, 1);
@@ -269,7 +316,7 @@ static void run_in(struct ck *c, struct ck_case *t, const struct kernels *k, str
     a.operand = u->operand;
     a.qr_operand = u->qr_operand;
     FST_ASSERT(k->attn_in(&a, s) == FST_OK);
-    same_again(c, t, kept, first, n);
+    same_again(c, t, kept, first, n, "an operand");
     if (a.qr_operand)
         check_operand(c, t, u->qr_operand, a.qr, n, a.wq_a->n_out, true);
 }
@@ -359,7 +406,7 @@ static void run_q(struct ck *c, struct ck_case *t, const struct kernels *k, stru
     FST_ASSERT(k->q_path(&a, s) == FST_OK);
     if (a.packed)
         ck_unpack(a.q, n, wide, false);
-    same_again(c, t, kept, first, n);
+    same_again(c, t, kept, first, n, "an operand");
 }
 
 static void case_q(struct ck *c, const struct ck_shape *m, int n, int n_ref, bool index,
@@ -493,6 +540,7 @@ struct expert_case {
     struct experts_args a;
     struct expert_mats shared, all[512];
     uint8_t *operand; /* on a card */
+    float *apart;     /* room for outputs of few rows */
 };
 
 static void run_experts(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -513,7 +561,22 @@ static void run_experts(struct ck *c, struct ck_case *t, const struct kernels *k
     (void)ck_operand(u->operand, a.x, n, a.dim);
     a.operand = u->operand;
     FST_ASSERT(k->experts(&a, s) == FST_OK);
-    same_again(c, t, kept, first, n);
+    same_again(c, t, kept, first, n, "an operand");
+    if (!k->experts_apart || !k->experts_apart(&a))
+        return;
+    float *y = a.y;
+    keep(t, kept, first, n);
+    (void)ck_operand(u->operand, a.x, n, a.dim); /* experts use it up */
+    a.y = u->apart;
+    a.apart = true;
+    FST_ASSERT(k->experts(&a, s) == FST_OK);
+    for (int64_t i = 0; i < (int64_t)n * a.dim; i++) {
+        int64_t row = i / a.dim, d = i % a.dim;
+        y[i] = u->apart[row * a.k * a.dim + d];
+        for (int e = 1; e <= a.k; e++)
+            y[i] += u->apart[(e < a.k ? row * a.k + e : (int64_t)n * a.k + row) * a.dim + d];
+    }
+    same_again(c, t, kept, first, n, "outputs left apart");
 }
 
 static struct expert_mats make_expert(struct ck *c, const struct ck_shape *m,
@@ -548,6 +611,8 @@ static void case_experts(struct ck *c, const struct ck_shape *m, int n, int n_re
     u->a.shared = &u->shared;
     u->a.x = acts(c, n, m->dim, 1);
     u->operand = c->hopper ? operand_room(c, n, m->dim) : NULL;
+    int64_t few = FST_MIN(n, c->k.operand_rows);
+    u->apart = u->operand ? ck_alloc(c, (size_t)(few * (m->k + 1) * m->dim) * 4) : NULL;
     for (int t0 = 0; t0 < n; t0++) {
         int at = ck_below(c, m->n_experts - m->k + 1);
         if (t0 % 5 == 4)

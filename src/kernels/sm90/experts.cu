@@ -186,30 +186,14 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS, N <= 16 ? 4 : 2)
         down<FORM_FP4, N>(j, j.experts[j.tile[tile].expert].w2, j.tile[tile], o, shared, row);
 }
 
-/* Four values of y a thread: experts ascending, the shared one last; their loads are under way together. */
-enum { SUM_LOADS = 6 };
+/* Four values of y a thread. */
 GPU_KERNEL void sum_kernel(const __grid_constant__ struct expert_job j)
 {
     gpu_let_next();
     gpu_wait_before();
-    int64_t i = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x), t = i / j.dim, d = i % j.dim;
-    if (t >= j.n_rows)
-        return;
-    struct gpu_quad sum = gpu_load4(j.z + t * j.k * j.dim + d);
-    for (int s0 = 1; s0 <= j.k; s0 += SUM_LOADS) {
-        struct gpu_quad z[SUM_LOADS] = {};
-#pragma unroll
-        for (int s = s0; s < s0 + SUM_LOADS; s++) {
-            int64_t v = s < j.k ? t * j.k + s : routed_visits(j) + t;
-            if (s <= j.k)
-                z[s - s0] = gpu_load4(j.z + v * j.dim + d);
-        }
-#pragma unroll
-        for (int c = 0; c < 4 * SUM_LOADS; c++)
-            if (s0 + c / 4 <= j.k)
-                sum.v[c % 4] += z[c / 4].v[c % 4];
-    }
-    gpu_store4(j.y + i, sum);
+    int64_t i = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x), t = i / j.dim;
+    if (t < j.n_rows)
+        gpu_store4(j.y + i, visits_sum(j.z, j.n_rows, j.k, j.dim, t, (int)(i - t * j.dim)));
 }
 
 void experts_sums(const struct expert_job &j, struct stream *s)
@@ -378,11 +362,12 @@ template <int N, int S> static void run(struct expert_job j, struct stream *s)
         walk<S, true>(j, s);
     else
         tiles<N, S, true>(j, s);
-    experts_sums(j, s);
+    if (j.y)
+        experts_sums(j, s);
 }
 
-/* Scratch of j for few rows.  operand: of experts_args. */
-static void cut(struct gpu_cut *c, struct expert_job *j, void *operand)
+/* Scratch of j for few rows.  operand: of experts_args; apart: where the visits' outputs go, or NULL. */
+static void cut(struct gpu_cut *c, struct expert_job *j, void *operand, float *apart)
 {
     int64_t visits = all_visits(*j), moe = j->moe_dim, all = (int64_t)j->n_rows * j->dim;
     struct operand_forms left = operand_forms_of(operand, j->n_rows, j->dim);
@@ -395,7 +380,7 @@ static void cut(struct gpu_cut *c, struct expert_job *j, void *operand)
     j->list = gpu_take<int32_t>(c, visits);
     j->h = gpu_take<uint16_t>(c, visits * moe);
     j->h_codes = (uint8_t *)gpu_take<uint16_t>(c, visits * moe);
-    j->z = gpu_take<float>(c, visits * j->dim);
+    j->z = apart ? apart : gpu_take<float>(c, visits * j->dim);
 }
 
 static void experts_rows(const struct experts_args *a, struct stream *s, int64_t t0, int n)
@@ -407,7 +392,7 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
     j.in.x = a->x + t0 * a->dim;
     j.expert = a->expert + t0 * a->k;
     j.weight = a->weight + t0 * a->k;
-    j.y = a->y + t0 * a->dim;
+    j.y = a->apart ? NULL : a->y + t0 * a->dim;
     j.n_rows = n;
     j.k = a->k;
     j.dim = a->dim;
@@ -419,7 +404,7 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
         experts_many(j, s);
         return;
     }
-    cut(&c, &j, a->operand);
+    cut(&c, &j, a->operand, a->apart ? a->y : NULL);
     if (n <= WALK_FEW && n * a->k <= WALK_VISITS)
         run<8, WALK_FEW>(j, s);
     else if (n <= 32)
@@ -430,7 +415,7 @@ static void experts_rows(const struct experts_args *a, struct stream *s, int64_t
 
 GPU_ENTRY(experts)
 {
-    FST_ASSERT(!a->operand || a->n_rows <= OPERAND_FEW);
+    FST_ASSERT(!(a->operand || a->apart) || a->n_rows <= OPERAND_FEW);
     for (int t0 = 0; t0 < a->n_rows; t0 += EXPERT_ROWS)
         experts_rows(a, s, t0, FST_MIN(a->n_rows - t0, EXPERT_ROWS));
     return gpu_done("experts");
@@ -454,7 +439,7 @@ size_t lin_experts_scratch(const struct kernel_limits *l)
     j.moe_dim = l->moe_dim;
     j.n_experts = l->n_experts;
     j.n_rows = FST_MIN(n, EXPERTS_MANY - 1);
-    cut(&c, &j, NULL);
+    cut(&c, &j, NULL, NULL);
     size_t few = SIZE_MAX - c.left;
     j.n_rows = n;
     return n < EXPERTS_MANY ? few : FST_MAX(few, experts_many_scratch(j));

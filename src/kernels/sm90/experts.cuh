@@ -3,6 +3,7 @@
 #define FST_KERNELS_SM90_EXPERTS_CUH
 
 #include "kernels/sm90/linear.cuh"
+#include "kernels/sm90/visits.cuh"
 
 enum {
     EXPERT_ROWS = 4096, /* rows at a time: bounds the scratch for the visits' outputs */
@@ -47,7 +48,7 @@ struct expert_job {
     uint16_t *h;      /* (visits, moe_dim) bf16 */
     uint8_t *h_codes; /* operand of w2 */
     float *z;         /* (visits, dim) */
-    float *y;
+    float *y;         /* NULL: z is what is wanted */
     /* many.cu; places: rows of the routed visits' operands */
     struct visit_place *place;
     struct routed_visit *visit; /* instead of list */

@@ -28,6 +28,7 @@ GPU_FN void seam_leave(const struct seam_args *a, int64_t row, int d, const stru
 
 #include "kernels/gpu/seam.cuh"
 #include "kernels/sm90/mma.cuh"
+#include "kernels/sm90/visits.cuh"
 
 enum {
     STRIP = 16,               /* columns of a wave's sum */
@@ -53,13 +54,14 @@ struct controls {
     struct gpu_quad v[1 + KERN_HC];
 };
 
+template <bool PARTS = false>
 GPU_FN void load_strip(struct strip *p, const struct seam_args *a, int64_t t, int d)
 {
     const float *x = a->x + t * KERN_HC * a->dim + d;
     GPU_UNROLL
     for (int k = 0; k < KERN_HC; k++)
         p->x[k] = gpu_load4(x + (int64_t)k * a->dim);
-    if (a->y)
+    if (!PARTS && a->y)
         p->y = gpu_load4(a->y + t * a->dim + d);
 }
 
@@ -184,8 +186,10 @@ GPU_FN void put_sums(tile_sums &to, const float (&sum)[2 * GROUPS], float square
 
 /* ---------------------------------------------------------------- few rows */
 
-/* The loads of the next rows are under way while the products of these are made. */
-GPU_KERNEL void GPU_BOUNDS(WRITERS, BLOCKS) write_kernel(struct seam_job j)
+/* The loads of the next rows are under way while the products of these are made.  PARTS: y comes in parts, of
+ * rows for which one turn does; with 128 registers a part was added before the next ones were asked for.  With
+ * 152 a block still finds room where one of w2's (walk.cuh) ends. */
+template <bool PARTS> GPU_KERNEL void GPU_BOUNDS(WRITERS, PARTS ? BLOCKS - 1 : BLOCKS) write_kernel(struct seam_job j)
 {
     GPU_SHARED tile_sums sums[2][STRIPS];
     const struct seam_args *a = &j.a;
@@ -203,9 +207,11 @@ GPU_KERNEL void GPU_BOUNDS(WRITERS, BLOCKS) write_kernel(struct seam_job j)
         w[i] = split(load_weights(a, i / GROUPS, i % GROUPS, d));
     gpu_wait_before();
     if (mine < a->n_rows) {
-        load_strip(&p, a, mine, d);
+        load_strip<PARTS>(&p, a, mine, d);
         if (a->y)
             load_controls(&c, a, mine);
+        if (PARTS)
+            p.y = visits_sum(a->y, a->n_rows, a->parts, a->dim, mine, d);
     }
     for (; r0 < a->n_rows; r0 += step, half ^= 1) {
         uint32_t v[KERN_HC][2];
@@ -214,8 +220,8 @@ GPU_KERNEL void GPU_BOUNDS(WRITERS, BLOCKS) write_kernel(struct seam_job j)
         if (mine < a->n_rows)
             store_strip(v, a, mine, d);
         mine += step;
-        if (mine < a->n_rows) {
-            load_strip(&p, a, mine, d);
+        if (!PARTS && mine < a->n_rows) {
+            load_strip<PARTS>(&p, a, mine, d);
             if (a->y)
                 load_controls(&c, a, mine);
         }
@@ -656,10 +662,12 @@ SM90_ENTRY(seam)
     }
     int64_t groups = FST_MAX((int64_t)1, (int64_t)FILL / j.pieces);
     j.tile = (int)FST_MIN(div_up(a->n_rows, TILE), groups);
+    FST_ASSERT(!a->parts || (a->y && j.tile * TILE >= a->n_rows));
     if (a->fn)
         j.part = gpu_take<float>(&c, (int64_t)a->n_rows * j.pieces * SEAM_PITCH);
     if (a->fn || a->y || a->capture)
-        gpu_launch_early(write_kernel, (int64_t)j.tile * j.pieces, WRITERS, 0, s, j);
+        gpu_launch_early(a->parts ? write_kernel<true> : write_kernel<false>,
+                         (int64_t)j.tile * j.pieces, WRITERS, 0, s, j);
     if (a->fn)
         seam_mix(s, &j);
     return gpu_done("seam");

@@ -71,6 +71,11 @@ static size_t operand_bytes(int n_rows, int width)
     return operand_forms_bytes(n_rows, width);
 }
 
+static bool experts_apart(const struct experts_args *a)
+{
+    return a->n_rows <= OPERAND_FEW && sm90_experts(a);
+}
+
 static enum fst_status pick_experts(const struct experts_args *a, struct stream *s)
 {
     return sm90_experts(a) ? experts_sm90(a, s) : experts_gpu(a, s);
@@ -107,5 +112,6 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->heads_packed = heads_packed;
     k->operand_rows = OPERAND_FEW;
     k->operand_bytes = operand_bytes;
+    k->experts_apart = experts_apart;
     return true;
 }

@@ -204,5 +204,6 @@ enum fst_status v4_attention(struct model *m, const struct v4_layer *l, struct k
                                 .n_rows = rows->n_rows,
                                 .groups = m->c->o_groups,
                                 .packed = packed};
+    m->y_parts = 0;
     return v4_run_attn_out(m, &out);
 }

@@ -55,7 +55,8 @@ enum fst_status v4_seam(struct model *m, float *x, int n_rows, const float *y,
                           .dim = m->c->hidden_size,
                           .iters = m->c->hc_iters,
                           .hc_eps = m->c->hc_eps,
-                          .norm_eps = m->c->norm_eps};
+                          .norm_eps = m->c->norm_eps,
+                          .parts = y ? m->y_parts : 0};
     if (hc) {
         a.operand = v4_a_operand(m, n_rows);
         a.fn = hc->fn;

@@ -31,5 +31,7 @@ enum fst_status v4_moe(struct model *m, const struct v4_layer *l, const struct r
                                    .moe_dim = c->moe_dim,
                                    .limit = c->swiglu_limit,
                                    .operand = v4_a_operand(m, rows->n_rows)};
+    experts.apart = m->kernels->experts_apart && m->kernels->experts_apart(&experts);
+    m->y_parts = experts.apart ? experts.k : 0;
     return v4_run_experts(m, &experts);
 }

@@ -112,11 +112,12 @@ static void lay_out(struct model *m, struct carve *v, struct carve *h)
     int64_t n = m->max_rows, dim = c->hidden_size, heads = (int64_t)c->n_heads * c->head_dim;
     int64_t stages = gamma_of(m->w, o) ? m->n_stages : 0;
     int64_t drafts = (int64_t)o->max_requests * gamma_of(m->w, o);
+    int few = FST_MIN(m->max_rows, o->kernels->operand_rows);
     w->x = floats(v, n, KERN_HC * dim);
     w->draft_x = floats(v, m->n_stages && m->c->has_mtp ? n : drafts, KERN_HC * dim);
     w->mix = floats(v, n, KERN_MIX);
     w->a = floats(v, n, dim);
-    w->y = floats(v, n, dim);
+    w->y = floats(v, FST_MAX(n, (int64_t)few * (c->n_experts_per_token + 1)), dim);
     w->qr = floats(v, n, c->q_lora_rank);
     w->kv = floats(v, n, c->head_dim);
     w->cmp = floats(v, n, 4 * c->head_dim);
@@ -138,7 +139,6 @@ static void lay_out(struct model *m, struct carve *v, struct carve *h)
     w->draft_logits = floats(v, drafts, c->vocab_size);
     for (int i = 0; i < 2; i++)
         w->freq[i] = floats(v, c->rope_dim / 2, 1);
-    int few = FST_MIN(m->max_rows, o->kernels->operand_rows);
     w->a_operand = carve(v, (int64_t)operand_bytes(o, few, c->hidden_size), 1, 1);
     w->qr_operand = carve(v, (int64_t)operand_bytes(o, few, c->q_lora_rank), 1, 1);
     w->rows = ints(v, v4_rows_ints(m->max_rows), 1);

@@ -34,19 +34,19 @@ struct v4_rows {
 /* rows_shared is shared memory (device.h), the rest is the device's.  n: most rows of a step
  * or of a draft batch, whichever is more. */
 struct v4_work {
-    float *x;                      /* (n, 4, D) streams of the last model_forward */
-    float *draft_x;                /* (rows of a draft; MTP: n, 4, D) streams of the drafter */
-    float *mix;                    /* (n, 24) */
-    float *a, *y;                  /* (n, D) input and output of a sublayer */
-    float *qr, *kv;                /* (n, Q), (n, C) */
-    float *cmp, *idx, *iw;         /* (n, 4C), (n, 4CI), (n, HI) */
-    float *q, *qi, *o;             /* (n, H*C), (n, HI*CI), (n, H*C) */
-    int32_t *sel, *n_sel;          /* (n, topk), (n) */
-    int32_t *expert;               /* (n, k) */
-    float *weight;                 /* (n, k) */
-    float *cs[2];                  /* (n, R) cos and sin: ratio 0, compressed layers */
-    float *captured;               /* (max_rows, S*D) */
-    float *head_y, *logits;        /* (max_logits, D), (max_logits, V) */
+    float *x;               /* (n, 4, D) streams of the last model_forward */
+    float *draft_x;         /* (rows of a draft; MTP: n, 4, D) streams of the drafter */
+    float *mix;             /* (n, 24) */
+    float *a, *y;           /* (n, D) input and output of a sublayer; y: room for few rows' parts */
+    float *qr, *kv;         /* (n, Q), (n, C) */
+    float *cmp, *idx, *iw;  /* (n, 4C), (n, 4CI), (n, HI) */
+    float *q, *qi, *o;      /* (n, H*C), (n, HI*CI), (n, H*C) */
+    int32_t *sel, *n_sel;   /* (n, topk), (n) */
+    int32_t *expert;        /* (n, k) */
+    float *weight;          /* (n, k) */
+    float *cs[2];           /* (n, R) cos and sin: ratio 0, compressed layers */
+    float *captured;        /* (max_rows, S*D) */
+    float *head_y, *logits; /* (max_logits, D), (max_logits, V) */
     float *draft_y, *draft_logits; /* (max_requests*gamma, D), (.., V) */
     float *freq[2];                /* (R/2) of cs[0], cs[1] */
     void *a_operand, *qr_operand;  /* a and qr once more, of few rows (kernels.h, operand_bytes) */
@@ -87,6 +87,7 @@ struct model {
     int n_layers, n_stages;
     struct v4_layer layer[CONFIG_LAYERS_MAX], stage[CONFIG_STAGES_MAX];
     struct v4_work work;
+    int y_parts; /* experts a row whose outputs work.y holds apart; 0: it holds their sum, or attn_out's y */
     struct expert_mats *mats; /* owned, device memory: all layers' views */
     void *block, *shared;     /* owned: the two parts of the workspace */
     size_t block_bytes, shared_bytes, mats_bytes;
