@@ -457,7 +457,7 @@ void ck_run(struct ck *c, struct ck_case *t)
         whole[i] = save(&t->out[i], rows);
     if (!is_ref)
         check_values(c, t, truth);
-    static const int chunks[] = {1, 6, 7, 16, 64, 128, 1024};
+    static const int chunks[] = {1, 6, 7, 16, 24, 64, 128, 1024};
     for (size_t i = 0; i < FST_COUNT(chunks) && !c->sweep; i++) {
         if (chunks[i] >= rows && i)
             break;

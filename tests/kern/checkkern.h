@@ -4,7 +4,7 @@
  * entry on rows first..first+n-1, and the list of its outputs.  ck_run then checks
  *  - the outputs of the first n_ref rows against ref, by the tolerance of the entry (kernels.h);
  *  - nothing written outside the outputs (guard bands), nothing for 0 rows;
- *  - bits: row i of the whole batch = row i of batches of 1, 6, 7, 16, 64, 128, 1024 rows;
+ *  - bits: row i of the whole batch = row i of batches of 1, 6, 7, 16, 24, 64, 128, 1024 rows;
  *  - bits: 1, 2 and 3 threads;
  * and times the whole batch under --bench. */
 #ifndef CHECKKERN_H

@@ -28,8 +28,8 @@ enum {
     LIN_BLOCK = 128    /* inputs that share a scale of the E4M3 grid */
 };
 /* LIN_WIDE: the operand is raw although the weights are codes.  LIN_PACK: rounded, and y holds bf16; for products that
- * can (LIN_PACKS). */
-enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4, LIN_PACK = 8 };
+ * can (LIN_PACKS).  LIN_CODES: rounded, and y is the next product's operand, codes; where lin_leaves_codes. */
+enum lin_flags { LIN_ROUND = 1, LIN_SEGMENTS = 2, LIN_WIDE = 4, LIN_PACK = 8, LIN_CODES = 16 };
 #ifdef KERNELS_SM90
 #define LIN_PACKS true
 #else
@@ -376,6 +376,12 @@ GPU_FN void lin_leave(void *operand, int n_rows, int n, int64_t row, int b,
     (void)row;
     (void)b;
     (void)v;
+}
+static inline bool lin_leaves_codes(const struct mat *w, int n_rows)
+{
+    (void)w;
+    (void)n_rows;
+    return false;
 }
 static inline void lin_leave_rows(struct stream *s, const float *x, int n_rows, int n,
                                   void *operand)

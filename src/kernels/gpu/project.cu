@@ -482,7 +482,13 @@ static void attn_out_rows(const struct attn_out_args *a, struct stream *s, int64
     } else
         o.raw = gpu_take<uint16_t>(&c, lin_operand_rows(n) *
                                            wide); /* not quantised, whatever wo_a's form */
-    lin_add(&first, a->wo_a, a->groups, o.raw, n, r, ranks, LIN_ROUND | LIN_WIDE);
+    bool codes = lin_coded(a->wo_b->fmt) && lin_leaves_codes(a->wo_a, n);
+    if (codes) {
+        in.x = NULL;
+        (void)lin_operand(&c, &in, a->wo_b);
+    }
+    lin_add(&first, a->wo_a, a->groups, o.raw, n, codes ? (float *)(void *)in.grid : r, ranks,
+            LIN_ROUND | LIN_WIDE | (codes ? LIN_CODES : 0));
     lin_make(s, &o, &first);
     add(&second, &c, &in, a->wo_b, a->y + t0 * dim, dim, LIN_SEGMENTS);
     lin_make(s, &in, &second);

@@ -178,6 +178,53 @@ GPU_FN void lin_join(const struct lin_job &j, const struct lin_part &p, const ui
     }
 }
 
+/* The same with four slices as the next product's operand: the two blocks of a cluster have the 128 outputs
+ * that share a scale, 16 lanes a row's 64 of a block.  All threads of both call. */
+template <int N>
+GPU_FN void lin_join_codes(const struct lin_job &j, const struct lin_part &p, const uint8_t *shared,
+                           int bytes)
+{
+    static_assert(N * STREAM_ROWS / 4 <= GROUPS_MAX * STREAM_THREADS, "a quad a thread");
+    GPU_SHARED uint32_t tops[N];
+    int row = (int)threadIdx.x / 16, o = (int)threadIdx.x % 16 * 4;
+    int quad = (p.o % OPERAND_BLOCK + o) / 4; /* of the 128 */
+    bool there = row < j.n_rows;
+    struct gpu_quad v = {};
+    if (there) {
+        struct gpu_quad s[GROUPS_MAX];
+#pragma unroll
+        for (int k = 0; k < GROUPS_MAX; k++)
+            s[k] =
+                gpu_load4((const float *)(const void *)(shared + k * bytes) + row * SUM_PITCH + o);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float sum = (s[0].v[i] + s[1].v[i]) + (s[2].v[i] + s[3].v[i]);
+            v.v[i] = gpu_bf16(sum + 0.0f); /* lin_join's other half */
+        }
+    }
+    float most = fmaxf(fmaxf(fabsf(v.v[0]), fabsf(v.v[1])), fmaxf(fabsf(v.v[2]), fabsf(v.v[3])));
+    uint32_t top = gpu_bits(most);
+#pragma unroll
+    for (int m = 1; m < 16; m *= 2)
+        top = max(top, gpu_shfl_xor(top, m));
+    if (there && o == 0)
+        tops[row] = top;
+    __syncwarp();
+    cluster_sync();
+    if (there) {
+        top = max(top, gpu_bits(cluster_load(shared_at(&tops[row]), (int)blockIdx.x % 2 ^ 1)));
+        uint32_t code = gpu_fp8_code(gpu_float(top));
+        float down = gpu_e8m0(254 - code);
+        struct operand_place to = operand_row((uint8_t *)j.y, j.n_rows, j.w.n_out, row);
+        int block = p.o / OPERAND_BLOCK;
+        *(uint32_t *)(void *)(to.line + block * to.pitch + operand_word_at<false>(0, quad)) =
+            e4m3_pair(v.v[0] * down, v.v[1] * down) | e4m3_pair(v.v[2] * down, v.v[3] * down) << 16;
+        if (quad == 0)
+            to.scale[block] = gpu_e8m0(code);
+    }
+    __syncwarp(); /* the cluster's barriers are for whole warps */
+}
+
 template <int N>
 GPU_FN void lin_sums(float (&acc)[N / 2], const struct lin_job &j, const struct stream_tile &t,
                      uint8_t *shared)
@@ -223,7 +270,9 @@ GPU_KERNEL void __launch_bounds__(STREAM_THREADS *GROUPS, N <= 16       ? 4 / GR
     if (GROUPS == 1)
         return;
     cluster_sync();
-    if (mine && p.n > 1)
+    if (j.flags & LIN_CODES)
+        lin_join_codes<N>(j, p, shared, (int)group_bytes<N>());
+    else if (mine && p.n > 1)
         lin_join<N>(j, p, shared, (int)group_bytes<N>());
     cluster_sync(); /* nobody leaves while others read its sums */
 }
@@ -273,6 +322,13 @@ void lin_make(struct stream *s, const struct lin_input *in, struct lin_batch *b)
 {
     lin_prepare(s, in);
     lin_run(s, b);
+}
+
+bool lin_leaves_codes(const struct mat *w, int n_rows)
+{
+    struct lin_job j = {};
+    j.w = *w;
+    return n_rows <= OPERAND_FEW && w->n_out % OPERAND_BLOCK == 0 && slices(j) == GROUPS_MAX;
 }
 
 /* ---------------------------------------------------------------- what is fast here */

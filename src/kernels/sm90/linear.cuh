@@ -43,7 +43,9 @@ GPU_FN void lin_leave(void *operand, int n_rows, int n, int64_t row, int b,
     operand_codes<false>(operand_row(f.fp8, n_rows, n, row), b, v);
 }
 
-/* The same for whole rows, in a launch of its own (linear.cu). */
+/* Whether the product itself can leave its rows so (linear.cu). */
+bool lin_leaves_codes(const struct mat *w, int n_rows);
+/* The same as lin_leave for whole rows, in a launch of its own (linear.cu). */
 void lin_leave_rows(struct stream *s, const float *x, int n_rows, int n, void *operand);
 
 /* ---------------------------------------------------------------- products */

@@ -145,9 +145,8 @@ template <bool FP4> GPU_FN uint32_t operand_word(uint32_t codes)
     uint32_t kept = operand_half(codes, odd), other = gpu_shfl_xor(operand_half(codes, !odd), 1);
     return odd ? other | kept << 16 : kept | other << 16;
 }
-template <bool FP4> GPU_FN int operand_word_at(int swap)
+template <bool FP4> GPU_FN int operand_word_at(int swap, int lane = gpu_lane())
 {
-    int lane = gpu_lane();
     return FP4 ? 16 * ((lane / 8 * 2 + lane % 2) ^ swap) + lane % 8 / 2 * 4
                : 16 * (lane % 8 ^ swap) + lane / 8 * 4;
 }

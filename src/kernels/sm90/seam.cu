@@ -189,7 +189,8 @@ GPU_FN void put_sums(tile_sums &to, const float (&sum)[2 * GROUPS], float square
 /* The loads of the next rows are under way while the products of these are made.  PARTS: y comes in parts, of
  * rows for which one turn does; with 128 registers a part was added before the next ones were asked for.  With
  * 152 a block still finds room where one of w2's (walk.cuh) ends. */
-template <bool PARTS> GPU_KERNEL void GPU_BOUNDS(WRITERS, PARTS ? BLOCKS - 1 : BLOCKS) write_kernel(struct seam_job j)
+template <bool PARTS>
+GPU_KERNEL void GPU_BOUNDS(WRITERS, PARTS ? BLOCKS - 1 : BLOCKS) write_kernel(struct seam_job j)
 {
     GPU_SHARED tile_sums sums[2][STRIPS];
     const struct seam_args *a = &j.a;
