@@ -370,7 +370,9 @@ template <int N, int S> static void run(struct expert_job j, struct stream *s)
 static void cut(struct gpu_cut *c, struct expert_job *j, void *operand, float *apart)
 {
     int64_t visits = all_visits(*j), moe = j->moe_dim, all = (int64_t)j->n_rows * j->dim;
-    struct operand_forms left = operand_forms_of(operand, j->n_rows, j->dim);
+    struct operand_forms left = {};
+    if (operand)
+        left = operand_forms_of(operand, j->n_rows, j->dim);
     j->left = operand;
     j->in.grid = operand ? (uint16_t *)(void *)left.fp8 : gpu_take<uint16_t>(c, all);
     j->x_fp4 = operand ? left.fp4 : (uint8_t *)gpu_take<uint16_t>(c, all);

@@ -26,10 +26,10 @@ GPU_FN uint16_t *lin_raw_place(uint16_t *x, int n_rows, int n_in, int i, int d)
 /* What somebody left as operands of in's rows (operand.cuh); NULL: nothing.  raw: bf16 too. */
 static inline void lin_take(struct lin_input *in, const void *operand, bool raw)
 {
-    struct operand_forms f = operand_forms_of((void *)(uintptr_t)operand, in->n_rows, in->n_in);
     if (!operand)
         return;
     FST_ASSERT(in->n_rows <= OPERAND_FEW && in->n_in % OPERAND_BLOCK == 0);
+    struct operand_forms f = operand_forms_of((void *)(uintptr_t)operand, in->n_rows, in->n_in);
     in->x = NULL;
     in->grid = (uint16_t *)(void *)f.fp8;
     in->raw = raw ? (uint16_t *)(void *)f.raw : NULL;

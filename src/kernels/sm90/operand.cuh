@@ -177,16 +177,21 @@ struct operand_forms {
     uint8_t *raw;       /* bf16 */
     int32_t *next;      /* two zeros: experts count their items here */
 };
+GPU_BOTH int64_t operand_codes_bytes(int n_rows, int n)
+{
+    int64_t all = (int64_t)n_rows * n;
+    return (all + all / OPERAND_BLOCK * 4 + 255) / 256 * 256;
+}
 GPU_BOTH struct operand_forms operand_forms_of(void *p, int n_rows, int n)
 {
-    int64_t all = (int64_t)n_rows * n, codes = (all + all / OPERAND_BLOCK * 4 + 255) / 256 * 256;
-    uint8_t *fp8 = (uint8_t *)p, *raw = fp8 + 2 * codes;
-    return {fp8, fp8 + codes, raw, (int32_t *)(void *)(raw + 2 * all)};
+    uint8_t *fp8 = (uint8_t *)p, *fp4 = fp8 + operand_codes_bytes(n_rows, n);
+    uint8_t *raw = fp4 + operand_codes_bytes(n_rows, n);
+    return {fp8, fp4, raw, (int32_t *)(void *)(raw + 2 * (int64_t)n_rows * n)};
 }
 static inline size_t operand_forms_bytes(int n_rows, int n)
 {
-    struct operand_forms f = operand_forms_of(NULL, n_rows, n);
-    return n % OPERAND_BLOCK ? 0 : (size_t)(uintptr_t)(f.next + 2);
+    int64_t bytes = 2 * operand_codes_bytes(n_rows, n) + 2 * (int64_t)n_rows * n + 8;
+    return n % OPERAND_BLOCK ? 0 : (size_t)bytes;
 }
 
 /* Block b of row `row` in all forms; all lanes call. */
