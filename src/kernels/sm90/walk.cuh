@@ -346,17 +346,17 @@ GPU_FN void feed_item(struct walk_feed &f, const struct walk_plan &p)
 }
 
 /* Stage AT of the chunk into slot AT modulo four; with its first one SCALES of all. */
-template <bool DOWN, int PITCH, int AT, bool SCALES>
+template <bool DOWN, int PITCH, int AT, bool SCALES, bool FEW>
 GPU_FN void feed_stage(const struct walk_feed &f)
 {
     constexpr int slot = AT % WALK_SLOTS * STREAM_ROWS * STREAM_LINE, at = AT * STREAM_LINE;
     constexpr int second = DOWN ? 8 * PITCH : 0, line = STREAM_LINE;
     const uint8_t *up = DOWN ? f.w : f.up;
     uint32_t to4 = f.to ^ 64;
-    copy16_at<slot, at>(f.to, f.w);
-    copy16_at<slot + 4 * line, at + 4 * PITCH>(to4, f.w);
-    copy16_at<slot + 8 * line, at + second>(f.to, up);
-    copy16_at<slot + 12 * line, at + second + 4 * PITCH>(to4, up);
+    copy16_at<FEW, slot, at>(f.to, f.w);
+    copy16_at<FEW, slot + 4 * line, at + 4 * PITCH>(to4, f.w);
+    copy16_at<FEW, slot + 8 * line, at + second>(f.to, up);
+    copy16_at<FEW, slot + 12 * line, at + second + 4 * PITCH>(to4, up);
     if (SCALES && AT == 0)
         copy16(f.to_s, f.s);
 }
@@ -519,7 +519,7 @@ GPU_FN void feed_next(struct walk_feed &f, struct walk_place &at, const struct w
 }
 
 /* Stage AT of chunk c of the item. */
-template <bool DOWN, int BLOCKS, int AT>
+template <bool DOWN, int BLOCKS, int AT, bool FEW>
 GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_place &at,
                        const struct walk_shared &h, uint32_t (&scales)[WALK_SLOTS], uint32_t rows,
                        uint32_t xs, int c)
@@ -532,7 +532,7 @@ GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_plac
     if (AT == 1)
         feed_next<DOWN, BLOCKS>(f, at, h, c);
     if (at.more)
-        feed_stage<DOWN, BLOCKS * 64, (AT + ahead) % (CHUNK / 2), true>(f);
+        feed_stage<DOWN, BLOCKS * 64, (AT + ahead) % (CHUNK / 2), true, FEW>(f);
     copies_end();
     walk_scales(f.to_s, scales[AT]);
     __syncwarp();
@@ -546,7 +546,7 @@ GPU_FN void walk_stage(struct walk_sum &s, struct walk_feed &f, struct walk_plac
 
 /* Stage i of chunk c by one body for all four: a quarter of the instructions, for who goes through them
  * once or twice a launch. */
-template <bool DOWN, int BLOCKS>
+template <bool DOWN, int BLOCKS, bool FEW>
 GPU_FN void walk_any_stage(struct walk_sum &s, struct walk_feed &f, struct walk_place &at,
                            const struct walk_shared &h, uint32_t (&scales)[WALK_SLOTS],
                            uint32_t rows, uint32_t xs, int c, int i)
@@ -564,7 +564,7 @@ GPU_FN void walk_any_stage(struct walk_sum &s, struct walk_feed &f, struct walk_
         to.to += (uint32_t)(next * slot);
         to.w += next * STREAM_LINE;
         to.up += DOWN ? 0 : next * STREAM_LINE;
-        feed_stage<DOWN, BLOCKS * 64, 0, false>(to);
+        feed_stage<DOWN, BLOCKS * 64, 0, false, FEW>(to);
         if (next == 0)
             copy16(f.to_s, f.s);
     }
@@ -590,6 +590,7 @@ template <bool DOWN, int BLOCKS, int S, bool ONCE>
 GPU_FN void walk_routed(const struct expert_job &j, struct walk_memory &m, struct walk_shared &h,
                         int chunk)
 {
+    constexpr bool few = S == WALK_FEW;
     static_assert(BLOCKS % CHUNK == 0 && BLOCKS > CHUNK && CHUNK / 2 == WALK_SLOTS, "static slots");
     struct walk_sum s = {};
     struct walk_feed f;
@@ -603,11 +604,11 @@ GPU_FN void walk_routed(const struct expert_job &j, struct walk_memory &m, struc
     at.more = true;
     feed_places(f, m);
     feed_item<DOWN, BLOCKS>(f, h.plan[0]);
-    feed_stage<DOWN, BLOCKS * 64, 0, true>(f);
+    feed_stage<DOWN, BLOCKS * 64, 0, true, few>(f);
     copies_end();
-    feed_stage<DOWN, BLOCKS * 64, 1, true>(f);
+    feed_stage<DOWN, BLOCKS * 64, 1, true, few>(f);
     copies_end();
-    feed_stage<DOWN, BLOCKS * 64, 2, true>(f);
+    feed_stage<DOWN, BLOCKS * 64, 2, true, few>(f);
     copies_end();
     if (S)
         gpu_wait_before();
@@ -623,12 +624,12 @@ GPU_FN void walk_routed(const struct expert_job &j, struct walk_memory &m, struc
             if (ONCE) {
 #pragma unroll 1
                 for (int i = 0; i < WALK_SLOTS; i++)
-                    walk_any_stage<DOWN, BLOCKS>(s, f, at, h, scales, rows, xs, c, i);
+                    walk_any_stage<DOWN, BLOCKS, few>(s, f, at, h, scales, rows, xs, c, i);
             } else {
-                walk_stage<DOWN, BLOCKS, 0>(s, f, at, h, scales, rows, xs, c);
-                walk_stage<DOWN, BLOCKS, 1>(s, f, at, h, scales, rows, xs, c);
-                walk_stage<DOWN, BLOCKS, 2>(s, f, at, h, scales, rows, xs, c);
-                walk_stage<DOWN, BLOCKS, 3>(s, f, at, h, scales, rows, xs, c);
+                walk_stage<DOWN, BLOCKS, 0, few>(s, f, at, h, scales, rows, xs, c);
+                walk_stage<DOWN, BLOCKS, 1, few>(s, f, at, h, scales, rows, xs, c);
+                walk_stage<DOWN, BLOCKS, 2, few>(s, f, at, h, scales, rows, xs, c);
+                walk_stage<DOWN, BLOCKS, 3, few>(s, f, at, h, scales, rows, xs, c);
             }
             chunk_done(h, at.chunk++);
         }
@@ -662,11 +663,11 @@ GPU_FN void shared_products(float (&acc)[VISITS / 2], const struct expert_job &j
     struct walk_feed f;
     feed_places(f, m);
     feed_rows<DOWN, pitch>(f, w, out);
-    feed_stage<DOWN, pitch, 0, false>(f);
+    feed_stage<DOWN, pitch, 0, false, true>(f);
     copies_end();
-    feed_stage<DOWN, pitch, 1, false>(f);
+    feed_stage<DOWN, pitch, 1, false, true>(f);
     copies_end();
-    feed_stage<DOWN, pitch, 2, false>(f);
+    feed_stage<DOWN, pitch, 2, false, true>(f);
     copies_end();
     f.w += ahead * STREAM_LINE;
     f.up += DOWN ? 0 : ahead * STREAM_LINE;
@@ -685,7 +686,7 @@ GPU_FN void shared_products(float (&acc)[VISITS / 2], const struct expert_job &j
             struct walk_feed to = f;
             uint32_t next = (uint32_t)((b + ahead) % WALK_SLOTS * STREAM_ROWS * STREAM_LINE);
             to.to += next;
-            feed_stage<DOWN, pitch, 0, false>(to);
+            feed_stage<DOWN, pitch, 0, false, true>(to);
             f.w += STREAM_LINE;
             f.up += DOWN ? 0 : STREAM_LINE;
         }

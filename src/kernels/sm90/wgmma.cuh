@@ -116,6 +116,16 @@ GPU_FN void copy16(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from));
 }
+/* Bytes that are read once a step: they are the first to leave the second-level cache again, where code and what
+ * small kernels read stays meanwhile.  `to` must not be a sum with a uniform part that changes in a loop:
+ * ptxas 13.0 puts that and the policy into one pair of registers, an illegal instruction. */
+#define COPY_ONCE 0x12f0000000000000ull
+GPU_FN void copy16_once(uint32_t to, const void *from)
+{
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to),
+        "l"(from), "l"(COPY_ONCE));
+}
 GPU_FN void copy8(uint32_t to, const void *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from));
