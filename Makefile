@@ -14,7 +14,7 @@ BUILD = scripts/configure $(1) && cmake --build --preset $(1) -j $(JOBS) -- --qu
 SMALL = FST_TEST_SIZE=san ASAN_OPTIONS=strict_string_checks=1:allocator_may_return_null=1:$\
   handle_segv=2:handle_sigbus=2:handle_sigfpe=2:handle_sigill=2
 
-.PHONY: all serve test test-asan test-tsan test-long test-peers gpu hip gpu-bundle test-gpu lint format kern bench fuzz clean help
+.PHONY: all serve test test-asan test-tsan test-long test-peers gpu hip hip-gfx950 gpu-bundle test-gpu lint format kern bench fuzz clean help
 
 all:
 	@scripts/setup run
@@ -55,6 +55,9 @@ gpu: all # the module for NVIDIA cards, build/libfiresteel_cuda.so; needs nvcc
 hip: # compile the module for AMD cards (gfx90a, gfx942), which has not run yet
 	@scripts/setup hip
 	@scripts/hip-compile build/hip
+
+hip-gfx950: # the same by hipcc 7 for gfx942 and gfx950, in a root of Debian's next release; as root
+	@scripts/hip-forky build/forky
 
 gpu-bundle: gpu # program, module and tests in build/gpu-bundle, for a machine that has nothing but a card
 	@scripts/setup test
