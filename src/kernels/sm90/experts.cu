@@ -230,7 +230,8 @@ GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
     struct walk_memory &m = *(struct walk_memory *)(void *)(shared + (-shared_at(shared) & 1023));
     bool clerk = gpu_wave() == WALK_WARPS;
     int outs = outputs(j, DOWN), block = (int)blockIdx.x, first = block - j.shared_blocks;
-    int chunk = 0;
+    int chunk = 0, given = (int)gridDim.x - j.shared_blocks;
+    bool alone = few && first >= 0; /* its own list, and no tile of the shared expert before */
     bool follows = few && !DOWN && j.left;
     if (!follows)
         gpu_let_next();
@@ -241,9 +242,11 @@ GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
             turns_init(&h.full[i], 1);
             turns_init(&h.empty[i], WALK_WARPS);
         }
-    if (few && clerk && first >= 0) {
+    if (alone && clerk) {
         clerk_chosen(follows);
         list_here(j, list);
+        struct walk w = {list.n * outs, outs, given, j.next + DOWN};
+        plan_item<DOWN, few>(j, w, list, h.plan[0], first);
     }
     __syncthreads();
     if (few && first < 0) {
@@ -263,15 +266,16 @@ GPU_KERNEL void __launch_bounds__(WALK_THREADS, 4)
     }
     if (wide)
         gpu_wait_before();
-    int given = (int)gridDim.x - j.shared_blocks;
     struct walk w = {(few ? list.n : *j.n_tiles) * outs, outs, given, j.next + DOWN};
-    if (clerk) {
-        int item = first < 0 ? w.all : first;
-        if (first < 0 && given < w.all && gpu_lane() == 0)
-            item = given + atomicAdd(w.next, 1);
-        plan_item<DOWN, few>(j, w, list, h.plan[0], __shfl_sync(0xffffffffu, item, 0));
+    if (!alone) {
+        if (clerk) {
+            int item = first < 0 ? w.all : first;
+            if (first < 0 && given < w.all && gpu_lane() == 0)
+                item = given + atomicAdd(w.next, 1);
+            plan_item<DOWN, few>(j, w, list, h.plan[0], __shfl_sync(0xffffffffu, item, 0));
+        }
+        __syncthreads();
     }
-    __syncthreads();
     if (clerk) {
         if (few)
             gpu_wait_before();

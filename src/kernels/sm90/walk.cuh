@@ -47,8 +47,14 @@ enum { WALK_BYTES = 1024 + sizeof(struct walk_memory) };
 /* Tiles, by the block. */
 struct walk_list {
     int n;
-    int of[WALK_VISITS],
-        at[WALK_VISITS]; /* of a visit: its expert, how many of its visits come before */
+    union {
+        struct {
+            int of[WALK_VISITS],
+                at[WALK_VISITS]; /* of a visit: its expert, how many of its visits come before */
+        };
+        uint8_t first
+            [EXPERTS_MAX]; /* of an expert: 1 + the lane of its first visit below 32, 0: none */
+    };
     int expert[WALK_VISITS], count[WALK_VISITS]; /* of a tile */
     uint8_t tile_of[WALK_VISITS], visit[WALK_VISITS][VISITS];
 };
@@ -95,8 +101,8 @@ GPU_FN void chunk_done(struct walk_shared &h, int n)
 
 /* ---------------------------------------------------------------- the list of few rows */
 
-/* By one wave.  The order within an expert is of no account. */
-GPU_FN void list_here(const struct expert_job &j, struct walk_list &l)
+/* Any list: for rows that name an expert twice, so that it may have more visits than a tile. */
+GPU_FN void list_any(const struct expert_job &j, struct walk_list &l)
 {
     int routed = routed_visits(j), lane = gpu_lane(), tiles = 0;
     for (int v = lane; v < routed; v += 32)
@@ -133,6 +139,72 @@ GPU_FN void list_here(const struct expert_job &j, struct walk_list &l)
     if (lane == 0)
         l.n = tiles;
     __syncwarp();
+}
+
+/* By one wave, two visits a lane; experts with as many visits as a tile at most, else false and nothing is
+ * listed.  The way from the choice of experts to the first weights goes through here, with cold instructions:
+ * so it has few of them, and none for a second half where there is none. */
+GPU_FN bool list_matches(const struct expert_job &j, struct walk_list &l)
+{
+    int routed = routed_visits(j), lane = gpu_lane();
+    uint32_t all = 0xffffffffu, below = (1u << lane) - 1;
+    bool two = routed > 32, there[2] = {lane < routed, lane + 32 < routed};
+    int e[2] = {there[0] ? j.expert[lane] : -1 - lane, there[1] ? j.expert[lane + 32] : -1 - lane};
+    uint32_t same = __match_any_sync(all, e[0]), same2 = 0;
+    int at = __popc(same & below), n = __popc(same), before = 0, at2 = 0;
+    if (two) {
+        if (there[1])
+            l.first[e[1]] = 0;
+        if (there[0])
+            l.visit[e[0] / VISITS][e[0] % VISITS] = 0;
+        __syncwarp();
+        same2 = __match_any_sync(all, e[1]);
+        if (there[0] && at == 0)
+            l.first[e[0]] = (uint8_t)(lane + 1);
+        at2 = __popc(same2 & below);
+        if (there[1] && at2 == 0) /* how many more: where visits come later */
+            l.visit[e[1] / VISITS][e[1] % VISITS] = (uint8_t)__popc(same2);
+        __syncwarp();
+        before = there[1] ? l.first[e[1]] : 0;
+        if (there[0])
+            n += l.visit[e[0] / VISITS][e[0] % VISITS];
+        int first_n = __shfl_sync(all, __popc(same), before - 1);
+        at2 += before ? first_n : 0;
+        __syncwarp();
+    }
+    if (__any_sync(all, (there[0] && at >= VISITS) || at2 >= VISITS || (there[0] && n > VISITS)))
+        return false;
+    bool first = there[0] && at == 0, first2 = there[1] && !before && at2 == 0;
+    uint32_t firsts = __ballot_sync(all, first), firsts2 = __ballot_sync(all, first2);
+    int tile = __popc(firsts & below), tile2 = __popc(firsts) + __popc(firsts2 & below);
+    if (first) {
+        l.expert[tile] = e[0];
+        l.count[tile] = n;
+    }
+    if (first2) {
+        l.expert[tile2] = e[1];
+        l.count[tile2] = __popc(same2);
+    }
+    tile = __shfl_sync(all, tile, __ffs((int)same) - 1);
+    if (there[0])
+        l.visit[tile][at] = (uint8_t)lane;
+    if (two) {
+        int with = __shfl_sync(all, tile, before - 1),
+            own = __shfl_sync(all, tile2, __ffs((int)same2) - 1);
+        if (there[1])
+            l.visit[before ? with : own][at2] = (uint8_t)(lane + 32);
+    }
+    if (lane == 0)
+        l.n = __popc(firsts) + __popc(firsts2);
+    __syncwarp();
+    return true;
+}
+
+/* By one wave.  The order within an expert is of no account. */
+GPU_FN void list_here(const struct expert_job &j, struct walk_list &l)
+{
+    if (!list_matches(j, l))
+        list_any(j, l);
 }
 
 /* ---------------------------------------------------------------- the clerk */
