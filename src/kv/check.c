@@ -1,4 +1,6 @@
-/* check.c - are pages and slots accounted for, each exactly once? */
+/* check.c - are pages and slots accounted for: free, or held as often as counted? */
+#include <string.h>
+
 #include "kv/kv.h"
 
 static enum fst_status mark(uint8_t *seen, int64_t limit, int64_t v, const char *what,
@@ -13,7 +15,7 @@ static enum fst_status mark(uint8_t *seen, int64_t limit, int64_t v, const char 
     return FST_OK;
 }
 
-static enum fst_status check_slot(const struct kv *kv, int i, uint8_t *seen)
+static enum fst_status check_slot(const struct kv *kv, int i, int32_t *held)
 {
     const struct kv_slot *s = &kv->slots[i];
     const int32_t *pages = kv->pages + (int64_t)i * kv->page_stride;
@@ -27,8 +29,11 @@ static enum fst_status check_slot(const struct kv *kv, int i, uint8_t *seen)
         return fst_error(FST_EINTERNAL, "kv: slot %d committed %lld positions on %lld pages", i,
                          (long long)s->n_committed, (long long)s->n_pages);
     for (int j = 0; j < kv->page_stride; j++) {
+        if (j < s->n_pages && (pages[j] < 1 || pages[j] > kv->spec.n_pages))
+            return fst_error(FST_EINTERNAL, "kv: page %d (slot %d) is outside 1..%lld", pages[j], i,
+                             (long long)kv->spec.n_pages);
         if (j < s->n_pages)
-            FST_TRY(mark(seen, kv->spec.n_pages, pages[j], "page", "slot", i));
+            held[pages[j]]++;
         else if (pages[j])
             return fst_error(FST_EINTERNAL, "kv: slot %d names page %d beyond its %lld", i,
                              pages[j], (long long)s->n_pages);
@@ -36,18 +41,35 @@ static enum fst_status check_slot(const struct kv *kv, int i, uint8_t *seen)
     return FST_OK;
 }
 
-static enum fst_status check_pages(const struct kv *kv, uint8_t *seen)
+static enum fst_status check_page(const struct kv *kv, int64_t p, bool is_free, int32_t held)
 {
+    if (is_free && held)
+        return fst_error(FST_EINTERNAL, "kv: page %lld is free and held", (long long)p);
+    if (!is_free && !held)
+        return fst_error(FST_EINTERNAL, "kv: page %lld is neither free nor held", (long long)p);
+    if (held != kv->page_refs[p])
+        return fst_error(FST_EINTERNAL, "kv: page %lld is held %d times, counted %d times",
+                         (long long)p, held, kv->page_refs[p]);
+    return FST_OK;
+}
+
+static enum fst_status check_pages(const struct kv *kv, uint8_t *seen, int32_t *held)
+{
+    int64_t idle = 0;
     if (kv->n_free_pages < 0 || kv->n_free_pages > kv->spec.n_pages)
         return fst_error(FST_EINTERNAL, "kv: %lld free pages of %lld", (long long)kv->n_free_pages,
                          (long long)kv->spec.n_pages);
     for (int64_t i = 0; i < kv->n_free_pages; i++)
         FST_TRY(mark(seen, kv->spec.n_pages, kv->free_pages[i], "page", "free list at", i));
     for (int i = 0; i <= kv->spec.n_slots; i++)
-        FST_TRY(check_slot(kv, i, seen));
-    for (int64_t p = 1; p <= kv->spec.n_pages; p++)
-        if (!seen[p])
-            return fst_error(FST_EINTERNAL, "kv: page %lld is neither free nor held", (long long)p);
+        FST_TRY(check_slot(kv, i, held));
+    for (int64_t p = 1; p <= kv->spec.n_pages; p++) {
+        idle += kv->kept[p] == KV_KEPT && held[p] == 0;
+        FST_TRY(check_page(kv, p, seen[p], held[p] + (kv->kept[p] != KV_NOT_KEPT)));
+    }
+    if (idle != kv->n_idle_pages)
+        return fst_error(FST_EINTERNAL, "kv: %lld idle pages, counted %lld", (long long)idle,
+                         (long long)kv->n_idle_pages);
     return FST_OK;
 }
 
@@ -70,14 +92,14 @@ static enum fst_status check_slots(const struct kv *kv, uint8_t *seen)
 enum fst_status kv_check(const struct kv *kv)
 {
     int64_t n = FST_MAX(kv->spec.n_pages, kv->spec.n_slots) + 1;
-    uint8_t *seen = mem_calloc((size_t)n, 1);
-    if (!seen)
-        return fst_error(FST_ENOMEM, "kv: %lld bytes for the check", (long long)n);
-    enum fst_status rc = check_pages(kv, seen);
-    for (int64_t i = 0; i < n; i++)
-        seen[i] = 0;
+    int32_t *held = mem_calloc((size_t)n, sizeof *held + 1);
+    if (!held)
+        return fst_error(FST_ENOMEM, "kv: %lld bytes for the check", (long long)n * 5);
+    uint8_t *seen = (uint8_t *)(held + n);
+    enum fst_status rc = check_pages(kv, seen, held);
+    memset(seen, 0, (size_t)n);
     if (!rc)
         rc = check_slots(kv, seen);
-    mem_free(seen);
+    mem_free(held);
     return rc;
 }

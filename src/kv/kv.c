@@ -69,6 +69,8 @@ enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec)
     }
     kv->slots = take_shared(kv, slots * (int64_t)sizeof *kv->slots, &failed);
     kv->free_pages = take_shared(kv, 4 * spec->n_pages, &failed);
+    kv->page_refs = take_shared(kv, 4 * (spec->n_pages + 1), &failed);
+    kv->kept = take_shared(kv, spec->n_pages + 1, &failed);
     kv->free_slots = take_shared(kv, 4 * slots, &failed);
     if (failed) {
         kv_release(kv);
@@ -133,19 +135,91 @@ enum fst_status kv_slot_open(struct kv *kv, int *slot)
     return FST_OK;
 }
 
-void kv_slot_close(struct kv *kv, int slot)
+/* Of the counter n_idle_pages: taken off before a page changes, put back on behind. */
+static int idle(const struct kv *kv, int32_t page)
+{
+    FST_ASSERT(page > 0);
+    FST_ASSERT(page <= kv->spec.n_pages);
+    return kv->kept[page] == KV_KEPT && kv->page_refs[page] == 1;
+}
+
+static void hold(struct kv *kv, int32_t page)
+{
+    kv->n_idle_pages -= idle(kv, page);
+    kv->page_refs[page]++;
+}
+
+static void let_go(struct kv *kv, int32_t page)
+{
+    kv->n_idle_pages -= idle(kv, page);
+    FST_ASSERT(kv->page_refs[page] > (kv->kept[page] != KV_NOT_KEPT));
+    if (--kv->page_refs[page] == 0)
+        kv->free_pages[kv->n_free_pages++] = page;
+    FST_ASSERT(kv->n_free_pages <= kv->spec.n_pages);
+    kv->n_idle_pages += idle(kv, page);
+}
+
+void kv_keep(struct kv *kv, int32_t page)
+{
+    hold(kv, page);
+    FST_ASSERT(kv->kept[page] == KV_NOT_KEPT);
+    FST_ASSERT(kv->page_refs[page] > 1);
+    kv->kept[page] = KV_KEPT;
+}
+
+void kv_unkeep(struct kv *kv, int32_t page)
+{
+    FST_ASSERT(kv->kept[page] == KV_KEPT);
+    kv->n_idle_pages -= idle(kv, page);
+    kv->kept[page] = KV_NOT_KEPT;
+    let_go(kv, page);
+}
+
+void kv_pin(struct kv *kv, int32_t page, bool pinned)
+{
+    FST_ASSERT(kv->kept[page] == (pinned ? KV_KEPT : KV_PINNED));
+    kv->n_idle_pages -= idle(kv, page);
+    kv->kept[page] = pinned ? KV_PINNED : KV_KEPT;
+    kv->n_idle_pages += idle(kv, page);
+}
+
+void kv_slot_reset(struct kv *kv, int slot)
 {
     struct kv_slot *s = open_slot(kv, slot);
     int32_t *pages = table(kv, slot);
-    for (int64_t i = s->n_pages; i > 0; i--) {
-        FST_ASSERT(pages[i - 1] > 0);
-        kv->free_pages[kv->n_free_pages++] = pages[i - 1];
-        pages[i - 1] = 0;
+    for (; s->n_pages > 0; s->n_pages--) {
+        let_go(kv, pages[s->n_pages - 1]);
+        pages[s->n_pages - 1] = 0;
     }
-    FST_ASSERT(kv->n_free_pages <= kv->spec.n_pages);
-    s->n_pages = 0;
     s->n_committed = 0;
-    s->used = false;
+}
+
+void kv_share(struct kv *kv, int slot, const int32_t *pages, int64_t n_pages)
+{
+    struct kv_slot *s = open_slot(kv, slot);
+    FST_ASSERT(s->n_pages == 0);
+    FST_ASSERT(n_pages <= kv->page_stride);
+    for (; s->n_pages < n_pages; s->n_pages++) {
+        FST_ASSERT(kv->kept[pages[s->n_pages]] != KV_NOT_KEPT);
+        hold(kv, pages[s->n_pages]);
+        table(kv, slot)[s->n_pages] = pages[s->n_pages];
+    }
+}
+
+void kv_swap(struct kv *kv, int slot, int64_t i, int32_t page)
+{
+    FST_ASSERT(i < open_slot(kv, slot)->n_pages);
+    FST_ASSERT(kv->kept[page] != KV_NOT_KEPT);
+    int32_t *at = table(kv, slot) + i;
+    hold(kv, page);
+    let_go(kv, *at);
+    *at = page;
+}
+
+void kv_slot_close(struct kv *kv, int slot)
+{
+    kv_slot_reset(kv, slot);
+    kv->slots[slot].used = false;
     kv->free_slots[kv->n_free_slots++] = slot;
 }
 
@@ -156,11 +230,18 @@ enum fst_status kv_reserve(struct kv *kv, int slot, int64_t n_positions)
         return fst_error(FST_EINVAL, "kv: %lld positions asked for, context_length is %lld",
                          (long long)n_positions, (long long)kv->spec.context_length);
     int64_t more = div_up(n_positions, KERN_PAGE) - s->n_pages;
-    if (more > kv->n_free_pages)
+    int64_t have = kv->n_free_pages + kv->n_idle_pages;
+    if (more > have)
         return fst_error(FST_EBUDGET, "kv: %lld pages asked for, %lld of %lld are free",
-                         (long long)more, (long long)kv->n_free_pages, (long long)kv->spec.n_pages);
-    for (; more > 0; more--)
-        table(kv, slot)[s->n_pages++] = kv->free_pages[--kv->n_free_pages];
+                         (long long)more, (long long)have, (long long)kv->spec.n_pages);
+    if (more > kv->n_free_pages)
+        kv->reclaim(kv->reclaim_ud, more);
+    FST_ASSERT(more <= kv->n_free_pages);
+    for (; more > 0; more--) {
+        int32_t page = kv->free_pages[--kv->n_free_pages];
+        hold(kv, page);
+        table(kv, slot)[s->n_pages++] = page;
+    }
     return FST_OK;
 }
 

@@ -4,6 +4,9 @@
  * rows in pages of 256 tokens (64 rows at ratio 4, 2 at ratio 128); formats and addresses are
  * kernels.h's.  Sizes are fixed at kv_init from one plan; nothing grows afterwards.
  *
+ * A page is held by any number of slots and at most once by the prefix tree (tree.h), and is free when
+ * nobody holds it.  What the tree keeps is full: a slot never writes to it, since it goes on behind it.
+ *
  * Slots and pages are numbered from 0; slot and page 0 are the null ones (padding rows) and are
  * never handed out.  Rejected drafts need no copies: rings hold window + (gamma+1)*(1+lag) - 1 rows,
  * states 32 (ratio 4) and 256 (ratio 128) rows, everything is addressed by position, visibility
@@ -41,6 +44,13 @@ struct kv_plan { /* bytes, per kind; total is their sum */
     double bytes_per_full_token; /* compressed rows and index keys of one token */
 };
 
+/* What the prefix tree has to do with a page. */
+enum kv_kept {
+    KV_NOT_KEPT,
+    KV_KEPT,  /* it holds the page, and lets go of it when pages run short */
+    KV_PINNED /* it holds the page for a request that relies on it */
+};
+
 struct kv_slot {
     bool used;
     uint32_t generation; /* counts kv_slot_open: tells tenants apart */
@@ -57,13 +67,20 @@ struct kv {
     int32_t *far_pages, *sent_pages;  /* on a device: its copy for kernels, and what that holds */
     struct kv_slot *slots;            /* (n_slots + 1) */
     int32_t *free_pages, *free_slots; /* stacks */
+    int32_t *page_refs;               /* (n_pages + 1) slots that hold it, and the tree */
+    uint8_t *kept;                    /* (n_pages + 1) enum kv_kept */
     int64_t n_free_pages;
+    int64_t n_idle_pages; /* KV_KEPT and held by nobody else: as good as free */
+    /* Makes idle pages free until n_free_pages is at least n, which is no more than both together.
+     * NULL: nobody keeps any. */
+    void (*reclaim)(void *ud, int64_t n);
+    void *reclaim_ud; /* borrowed */
     int n_free_slots;
     struct kv_block { /* owned: every array above and those of the layers */
         void *p;
         size_t bytes;
         bool shared; /* else the device's */
-    } blocks[6 + 5 * KV_LAYERS_MAX];
+    } blocks[8 + 5 * KV_LAYERS_MAX];
     int n_blocks;
 };
 
@@ -84,10 +101,12 @@ void kv_release(struct kv *kv);
 
 /* A slot for a new request, n_committed 0.  FST_EBUDGET: all taken. */
 enum fst_status kv_slot_open(struct kv *kv, int *slot);
-/* Give the slot and its pages back; the slot must be open. */
+/* Give the slot and its hold on its pages back; the slot must be open. */
 void kv_slot_close(struct kv *kv, int slot);
-/* Pages for positions 0 .. n_positions-1.  FST_EBUDGET: not enough free pages (nothing changes);
- * FST_EINVAL: beyond context_length. */
+/* As just opened: no pages, n_committed 0; the tenant stays. */
+void kv_slot_reset(struct kv *kv, int slot);
+/* Pages for positions 0 .. n_positions-1; idle ones are reclaimed when the free ones do not suffice.
+ * FST_EBUDGET: all of them together do not (nothing changes); FST_EINVAL: beyond context_length. */
 enum fst_status kv_reserve(struct kv *kv, int slot, int64_t n_positions);
 /* Before a step with rows of this slot: its row of the page table to where kernels read it, if that has
  * changed; enqueued on s, which must be idle.  Read in place, over the bus, the table cost 7 us of 22 in
@@ -98,8 +117,17 @@ const int32_t *kv_pages_for_kernels(const struct kv *kv);
 /* Positions below n are final; n may not pass the reserved pages nor go down. */
 void kv_commit(struct kv *kv, int slot, int64_t n);
 
-/* Consistency (tests, idle check): every page is free or held once, no slot leaks.  FST_EINTERNAL
- * with the first contradiction. */
+/* An open slot without pages holds n_pages kept ones, in this order. */
+void kv_share(struct kv *kv, int slot, const int32_t *pages, int64_t n_pages);
+/* Page i of the slot becomes a kept one with the same contents. */
+void kv_swap(struct kv *kv, int slot, int64_t i, int32_t page);
+/* The tree's: hold a page that a slot holds (KV_KEPT), let go of it, pin it and back to KV_KEPT. */
+void kv_keep(struct kv *kv, int32_t page);
+void kv_unkeep(struct kv *kv, int32_t page);
+void kv_pin(struct kv *kv, int32_t page, bool pinned);
+
+/* Consistency (tests, idle check): every page is free or held as often as counted, no slot leaks.
+ * FST_EINTERNAL with the first contradiction. */
 enum fst_status kv_check(const struct kv *kv);
 
 /* Decode one stored row to floats (head_dim): window row of (slot, pos) or compressed entry e.

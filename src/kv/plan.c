@@ -3,6 +3,9 @@
 #include "kv/kv.h"
 #include "kv/layout.h"
 
+/* Bytes of the host's tables for a page: its place in the free list, its count, who keeps it. */
+enum { PAGE_TABLES = 4 + 4 + 1 };
+
 static enum fst_status wrong(const char *field, int64_t value, const char *expected)
 {
     return fst_error(FST_EINVAL, "kv: %s is %lld, expected %s", field, (long long)value, expected);
@@ -117,7 +120,7 @@ void kv_sizing(const struct kv_spec *s, struct sizing_spec *out)
                                 .compressed = row,
                                 .ring = sizing_window_ring(s->window, s->block, s->lag),
                                 .n_slots = (int64_t)s->n_slots + 1,
-                                .page_table_bytes = (int)sizeof(int32_t)};
+                                .page_table_bytes = PAGE_TABLES};
     for (int l = 0; l < s->n_layers; l++) {
         int wide = s->ratio[l] == 4 ? 4 * (s->head_dim + s->index_dim) : 2 * s->head_dim;
         if (s->ratio[l])
@@ -137,7 +140,8 @@ static int64_t table_bytes(const struct kv_spec *s, const struct sizing_spec *z)
     return 4 * slots * div_up(s->context_length, KERN_PAGE) *
                (s->device ? 3 : 1) + /* kernels' copy, and what it holds */
            slots * (int64_t)sizeof(struct kv_slot) +
-           4 * s->n_pages + 4 * slots;
+           PAGE_TABLES * s->n_pages + (PAGE_TABLES - 4) + /* the free list has no null page */
+           4 * slots;
 }
 
 enum fst_status kv_plan_by(const struct kv_spec *spec, const struct sizing_spec *z,

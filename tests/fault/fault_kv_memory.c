@@ -23,7 +23,7 @@ static void test_init(void **state)
         enum fst_status rc = kv_init(&kv, &spec);
         mem_fail_at(0);
         if (rc == FST_OK) {
-            assert_true(n == 4 * 2 + 2 + 2 + 4 + 1); /* rows, states, index, tables; then none */
+            assert_true(n == 4 * 2 + 2 + 2 + 6 + 1); /* rows, states, index, tables; then none */
             kv_release(&kv);
             break;
         }

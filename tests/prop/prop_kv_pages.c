@@ -142,7 +142,12 @@ static void test_check_finds(void **state)
         undo;                                                                                      \
         assert_int_equal(kv_check(&kv), FST_OK);                                                   \
     } while (0)
-    FOUND("there twice", pages[1] = pages[0], pages[1] = keep);
+    FOUND("held 2 times, counted 1", pages[1] = pages[0], pages[1] = keep);
+    FOUND("there twice", kv.free_pages[0] = kv.free_pages[1], kv.free_pages[0] = 4);
+    FOUND("free and held", kv.free_pages[0] = keep, kv.free_pages[0] = 4);
+    FOUND("counted 2", kv.page_refs[keep]++, kv.page_refs[keep]--);
+    FOUND("counted 1", kv.kept[keep] = KV_KEPT, kv.kept[keep] = KV_NOT_KEPT);
+    FOUND("idle pages", kv.n_idle_pages++, kv.n_idle_pages--);
     FOUND("outside", pages[1] = 5, pages[1] = keep);
     FOUND("outside", pages[1] = 0, pages[1] = keep);
     FOUND("beyond", pages[2] = 3, pages[2] = 0);
