@@ -223,6 +223,15 @@ void kv_slot_close(struct kv *kv, int slot)
     kv->free_slots[kv->n_free_slots++] = slot;
 }
 
+enum fst_status kv_room(const struct kv *kv, int64_t n_pages)
+{
+    int64_t have = kv->n_free_pages + kv->n_idle_pages;
+    if (n_pages <= have)
+        return FST_OK;
+    return fst_error(FST_EBUDGET, "kv: %lld pages asked for, %lld of %lld are free",
+                     (long long)n_pages, (long long)have, (long long)kv->spec.n_pages);
+}
+
 enum fst_status kv_reserve(struct kv *kv, int slot, int64_t n_positions)
 {
     struct kv_slot *s = open_slot(kv, slot);
@@ -230,10 +239,7 @@ enum fst_status kv_reserve(struct kv *kv, int slot, int64_t n_positions)
         return fst_error(FST_EINVAL, "kv: %lld positions asked for, context_length is %lld",
                          (long long)n_positions, (long long)kv->spec.context_length);
     int64_t more = div_up(n_positions, KERN_PAGE) - s->n_pages;
-    int64_t have = kv->n_free_pages + kv->n_idle_pages;
-    if (more > have)
-        return fst_error(FST_EBUDGET, "kv: %lld pages asked for, %lld of %lld are free",
-                         (long long)more, (long long)have, (long long)kv->spec.n_pages);
+    FST_TRY(kv_room(kv, more));
     if (more > kv->n_free_pages)
         kv->reclaim(kv->reclaim_ud, more);
     FST_ASSERT(more <= kv->n_free_pages);

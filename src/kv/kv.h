@@ -108,6 +108,8 @@ void kv_slot_reset(struct kv *kv, int slot);
 /* Pages for positions 0 .. n_positions-1; idle ones are reclaimed when the free ones do not suffice.
  * FST_EBUDGET: all of them together do not (nothing changes); FST_EINVAL: beyond context_length. */
 enum fst_status kv_reserve(struct kv *kv, int slot, int64_t n_positions);
+/* Are so many pages free or idle?  FST_EBUDGET: no. */
+enum fst_status kv_room(const struct kv *kv, int64_t n_pages);
 /* Before a step with rows of this slot: its row of the page table to where kernels read it, if that has
  * changed; enqueued on s, which must be idle.  Read in place, over the bus, the table cost 7 us of 22 in
  * attention of one row on an H200, and 37 of 54 in that of six. */

@@ -1,0 +1,303 @@
+/* tree_bytes.c - snapshots of the prefix tree: found, taken, restored, dropped.
+ *
+ * A node's snapshots are a list, read to its end: what requests leave behind on one page are the ends of
+ * turns in the same 256 tokens, and the budget bounds them all.  On a device each run of bytes is a copy
+ * of its own, some thousand for V4-Flash, which wants a gathering kernel before it is fast. */
+#include <string.h>
+
+#include "kv/tree_int.h"
+
+/* ------------------------------------------------------------------ find */
+
+/* At the root the salt alone tells tenants apart; elsewhere it is the node's. */
+static bool fits(const struct tree_snapshot *s, const struct tree_salt *salt)
+{
+    return memcmp(&s->salt, salt, sizeof *salt) == 0;
+}
+
+static bool same_tail(const struct tree *t, int32_t i, const int32_t *tail)
+{
+    size_t n = (size_t)(t->snapshot[i].n % KERN_PAGE);
+    return memcmp(tree_tail(t, i), tail, n * sizeof *tail) == 0;
+}
+
+int32_t tree_find_snapshot(const struct tree *t, int32_t node, const struct tree_salt *salt,
+                           const int32_t *tail, int64_t n_tail)
+{
+    for (int32_t i = t->node[node].snapshots; i; i = t->snapshot[i].next) {
+        const struct tree_snapshot *s = &t->snapshot[i];
+        if (s->n % KERN_PAGE == n_tail && fits(s, salt) && same_tail(t, i, tail))
+            return i;
+    }
+    return 0;
+}
+
+int32_t tree_longest(const struct tree *t, int32_t node, const struct tree_salt *salt,
+                     const int32_t *tail, int64_t n_tail)
+{
+    int32_t best = 0;
+    for (int32_t i = t->node[node].snapshots; i; i = t->snapshot[i].next) {
+        const struct tree_snapshot *s = &t->snapshot[i];
+        if (s->n % KERN_PAGE <= n_tail && s->n > t->snapshot[best].n && fits(s, salt) &&
+            same_tail(t, i, tail))
+            best = i;
+    }
+    return best;
+}
+
+/* ------------------------------------------------------------------ locks */
+
+void tree_lock_snapshot(struct tree *t, int32_t i)
+{
+    struct tree_snapshot *s = &t->snapshot[i];
+    if (s->locks++)
+        return;
+    tree_list_remove(t->snapshot_use, i);
+    t->n_idle_chunks -= s->n_chunks;
+}
+
+/* Not locked, and the most recently used. */
+static void make_idle(struct tree *t, int32_t i)
+{
+    tree_list_put(t->snapshot_use, i, t->snapshot_use[0].older);
+    t->n_idle_chunks += t->snapshot[i].n_chunks;
+}
+
+void tree_unlock_snapshot(struct tree *t, int32_t i)
+{
+    FST_ASSERT(t->snapshot[i].locks > 0);
+    if (--t->snapshot[i].locks == 0)
+        make_idle(t, i);
+}
+
+static void touch(struct tree *t, int32_t i)
+{
+    if (t->snapshot[i].locks)
+        return;
+    tree_list_remove(t->snapshot_use, i);
+    tree_list_put(t->snapshot_use, i, t->snapshot_use[0].older);
+}
+
+/* ------------------------------------------------------------------ chunks, and the list of a node */
+
+static void give_chunks(struct tree *t, int32_t first, int32_t n)
+{
+    int32_t last = first;
+    for (int32_t i = 1; i < n; i++)
+        last = t->chunk_next[last];
+    t->chunk_next[last] = t->free_chunk;
+    t->free_chunk = first;
+    t->n_free_chunks += n;
+}
+
+static int32_t take_chunks(struct tree *t, int32_t n)
+{
+    int32_t first = t->free_chunk, last = first;
+    FST_ASSERT(n > 0);
+    FST_ASSERT(n <= t->n_free_chunks);
+    for (int32_t i = 1; i < n; i++)
+        last = t->chunk_next[last];
+    t->free_chunk = t->chunk_next[last];
+    t->chunk_next[last] = 0;
+    t->n_free_chunks -= n;
+    return first;
+}
+
+static void put_back(struct tree *t, int32_t i)
+{
+    struct tree_snapshot *s = &t->snapshot[i];
+    give_chunks(t, s->chunk, s->n_chunks);
+    *s = (struct tree_snapshot){.next = t->free_snapshot};
+    t->free_snapshot = i;
+}
+
+void tree_remove_snapshot(struct tree *t, int32_t i)
+{
+    struct tree_snapshot *s = &t->snapshot[i];
+    struct tree_node *node = &t->node[s->node];
+    int32_t at = s->node;
+    FST_ASSERT(s->n > 0);
+    FST_ASSERT(s->locks == 0);
+    *(s->prev ? &t->snapshot[s->prev].next : &node->snapshots) = s->next;
+    if (s->next)
+        t->snapshot[s->next].prev = s->prev;
+    tree_list_remove(t->snapshot_use, i);
+    t->n_idle_chunks -= s->n_chunks;
+    t->n_snapshots--;
+    t->n_removed++;
+    put_back(t, i);
+    tree_settle(t, at);
+}
+
+static void hang_up(struct tree *t, int32_t i, int32_t node)
+{
+    struct tree_snapshot *s = &t->snapshot[i];
+    s->node = node;
+    s->next = t->node[node].snapshots;
+    s->prev = 0;
+    if (s->next)
+        t->snapshot[s->next].prev = i;
+    t->node[node].snapshots = i;
+    t->n_snapshots++;
+    make_idle(t, i);
+}
+
+/* ------------------------------------------------------------------ bytes */
+
+struct copy {
+    const struct tree *t;
+    int32_t chunk;
+    int64_t at; /* in the chunk */
+    bool out;   /* from KV memory */
+};
+
+static enum fst_status copy_run(void *ud, uint8_t *run, size_t bytes)
+{
+    struct copy *c = ud;
+    const struct device *d = c->t->kv->spec.device;
+    int64_t size = c->t->opts.chunk_bytes;
+    while (bytes > 0) {
+        if (c->at == size) {
+            c->chunk = c->t->chunk_next[c->chunk];
+            c->at = 0;
+        }
+        FST_ASSERT(c->chunk > 0);
+        size_t here = FST_MIN(bytes, (size_t)(size - c->at));
+        uint8_t *kept = c->t->arena + (int64_t)(c->chunk - 1) * size + c->at;
+        FST_TRY(device_copy(d, c->out ? kept : run, c->out ? run : kept, here));
+        c->at += (int64_t)here;
+        run += here;
+        bytes -= here;
+    }
+    return FST_OK;
+}
+
+static enum fst_status copy_bytes(const struct tree *t, int32_t i, int slot, bool out)
+{
+    const struct tree_snapshot *s = &t->snapshot[i];
+    struct copy c = {t, s->chunk, 0, out};
+    return kv_snapshot_runs(t->kv, slot, s->n, copy_run, &c);
+}
+
+/* ------------------------------------------------------------------ take, restore, drop */
+
+static int32_t deepest(const struct tree *t, int64_t n)
+{
+    return n < KERN_PAGE ? 0 : t->path[n / KERN_PAGE - 1];
+}
+
+/* The snapshot at exactly n ids; 0: none. */
+static int32_t exactly(const struct tree *t, const struct tree_salt *salt, const int32_t *ids,
+                       int64_t n)
+{
+    struct tree_hit hit;
+    tree_match(t, salt, ids, n, &hit);
+    int64_t full = n - n % KERN_PAGE;
+    if (hit.n_full < full)
+        return 0;
+    return tree_find_snapshot(t, hit.node, salt, ids + full, n - full);
+}
+
+static enum fst_status make_room(struct tree *t, int64_t bytes, int64_t n_chunks)
+{
+    if (n_chunks > t->n_free_chunks + t->n_idle_chunks)
+        return fst_error(FST_EBUDGET, "tree: a snapshot of %lld bytes, %lld of %lld may be used",
+                         (long long)bytes,
+                         (long long)((t->n_free_chunks + t->n_idle_chunks) * t->opts.chunk_bytes),
+                         (long long)(t->n_chunks * t->opts.chunk_bytes));
+    while (n_chunks > t->n_free_chunks) {
+        FST_ASSERT(t->snapshot_use[0].newer);
+        tree_remove_snapshot(t, t->snapshot_use[0].newer);
+        t->n_evicted_snapshots++;
+    }
+    return FST_OK;
+}
+
+static enum fst_status add_snapshot(struct tree *t, int slot, const struct tree_salt *salt,
+                                    const int32_t *ids, int64_t n, int64_t bytes)
+{
+    int32_t i = t->free_snapshot, chunks = (int32_t)div_up(bytes, t->opts.chunk_bytes);
+    struct tree_snapshot *s = &t->snapshot[i];
+    int64_t full = n - n % KERN_PAGE;
+    enum fst_status rc;
+    FST_ASSERT(i > 0); /* every snapshot has a chunk, so one is left where chunks are */
+    t->free_snapshot = s->next;
+    *s = (struct tree_snapshot){
+        .n = n, .chunk = take_chunks(t, chunks), .n_chunks = chunks, .bytes = bytes, .salt = *salt};
+    if ((rc = copy_bytes(t, i, slot, true)) < 0) {
+        put_back(t, i);
+        return rc;
+    }
+    memcpy(t->tails + (int64_t)i * TREE_TAIL_MAX, ids + full, (size_t)(n - full) * sizeof *ids);
+    hang_up(t, i, deepest(t, n));
+    tree_touch(t, deepest(t, n));
+    return FST_OK;
+}
+
+enum fst_status tree_take(struct tree *t, int slot, const struct tree_salt *salt,
+                          const int32_t *ids, int64_t n, int64_t n_written, struct tree_hold *hold)
+{
+    int32_t old = exactly(t, salt, ids, n);
+    int64_t bytes = kv_snapshot_bytes(t->kv, n);
+    FST_ASSERT(n > 0);
+    FST_ASSERT(n_written >= n);
+    FST_ASSERT(n_written - n <= kv_snapshot_slack(t->kv));
+    if (!old)
+        FST_TRY(make_room(t, bytes, div_up(bytes, t->opts.chunk_bytes)));
+    tree_insert(t, slot, salt, ids, n, hold);
+    if (!old)
+        return add_snapshot(t, slot, salt, ids, n, bytes);
+    touch(t, old);
+    return FST_OK;
+}
+
+/* Pages of the node and before it into t->path; how many of them are idle. */
+static int64_t path_to(struct tree *t, int32_t node)
+{
+    int64_t idle = 0;
+    for (int32_t i = node; i; i = t->node[i].parent) {
+        t->path[t->node[i].depth - 1] = i;
+        idle += t->kv->kept[i] == KV_KEPT && t->kv->page_refs[i] == 1;
+    }
+    return idle;
+}
+
+enum fst_status tree_restore(struct tree *t, int slot, const struct tree_hit *hit,
+                             int64_t n_positions, struct tree_hold *hold)
+{
+    const struct tree_snapshot *s = &t->snapshot[hit->snapshot];
+    struct kv *kv = t->kv;
+    enum fst_status rc;
+    FST_ASSERT(hit->n_removed == t->n_removed);
+    FST_ASSERT(s->n == hit->n_restore);
+    FST_ASSERT(s->n > 0);
+    FST_ASSERT(n_positions >= s->n);
+    FST_ASSERT(!hold->node && !hold->snapshot);
+    int64_t shared = s->n / KERN_PAGE, idle = path_to(t, s->node);
+    /* Idle pages of the path are taken too, and no longer there for the rest. */
+    FST_TRY(kv_room(kv, idle + div_up(n_positions, KERN_PAGE) - shared));
+    *hold = (struct tree_hold){s->node, hit->snapshot};
+    tree_lock_nodes(t, hold->node);
+    tree_lock_snapshot(t, hold->snapshot);
+    kv_share(kv, slot, t->path, shared);
+    if ((rc = kv_reserve(kv, slot, n_positions)) < 0)
+        goto out;
+    if ((rc = copy_bytes(t, hold->snapshot, slot, false)) < 0)
+        goto out;
+    kv_commit(kv, slot, s->n);
+out:
+    if (rc < 0) {
+        kv_slot_reset(kv, slot);
+        tree_unlock(t, hold);
+    }
+    return rc;
+}
+
+bool tree_drop(struct tree *t, const struct tree_salt *salt, const int32_t *ids, int64_t n)
+{
+    int32_t i = exactly(t, salt, ids, n);
+    if (!i || t->snapshot[i].locks)
+        return false;
+    tree_remove_snapshot(t, i);
+    return true;
+}
