@@ -29,6 +29,9 @@ static enum fst_status check_slot(const struct kv *kv, int i, int32_t *held)
     if (s->n_committed < 0 || s->n_committed > KERN_PAGE * s->n_pages)
         return fst_error(FST_EINTERNAL, "kv: slot %d committed %lld positions on %lld pages", i,
                          (long long)s->n_committed, (long long)s->n_pages);
+    if (s->n_restored < 0 || s->n_restored > s->n_committed)
+        return fst_error(FST_EINTERNAL, "kv: slot %d restored %lld positions, committed %lld", i,
+                         (long long)s->n_restored, (long long)s->n_committed);
     for (int j = 0; j < kv->page_stride; j++) {
         if (j < s->n_pages && (pages[j] < 1 || pages[j] > kv->spec.n_pages))
             return fst_error(FST_EINTERNAL, "kv: page %d (slot %d) is outside 1..%lld", pages[j], i,

@@ -131,7 +131,7 @@ enum fst_status kv_slot_open(struct kv *kv, int *slot)
     FST_ASSERT(s->n_pages == 0);
     s->used = true;
     s->generation++;
-    s->n_committed = 0;
+    s->n_committed = s->n_restored = 0;
     return FST_OK;
 }
 
@@ -191,7 +191,7 @@ void kv_slot_reset(struct kv *kv, int slot)
         let_go(kv, pages[s->n_pages - 1]);
         pages[s->n_pages - 1] = 0;
     }
-    s->n_committed = 0;
+    s->n_committed = s->n_restored = 0;
 }
 
 void kv_share(struct kv *kv, int slot, const int32_t *pages, int64_t n_pages)

@@ -55,6 +55,7 @@ struct kv_slot {
     bool used;
     uint32_t generation; /* counts kv_slot_open: tells tenants apart */
     int64_t n_committed; /* positions 0 .. n_committed-1 hold final KV */
+    int64_t n_restored;  /* of these came from a snapshot: rings know none before its window */
     int64_t n_pages;     /* pages held: positions below 256*n_pages have a place */
 };
 

@@ -124,7 +124,8 @@ int64_t tree_insert(struct tree *t, int slot, const struct tree_salt *salt, cons
                     int64_t n_ids, struct tree_hold *hold);
 
 /* tree_insert of n ids, and a snapshot at n >= 1 unless there is one; evicts others for its bytes.
- * n_written: positions that the slot's rings have seen, n + kv_snapshot_slack at most.
+ * n_written: positions that the slot's rings have seen, n + kv_snapshot_slack at most.  A slot that was
+ * restored has no snapshot to give before that position.
  * FST_EBUDGET: all that may be evicted does not give the bytes (nothing changes).  FST_EINTERNAL when the
  * device cannot copy: pages are kept, the snapshot is not. */
 enum fst_status tree_take(struct tree *t, int slot, const struct tree_salt *salt,

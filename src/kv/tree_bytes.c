@@ -240,6 +240,7 @@ enum fst_status tree_take(struct tree *t, int slot, const struct tree_salt *salt
     int32_t old = exactly(t, salt, ids, n);
     int64_t bytes = kv_snapshot_bytes(t->kv, n);
     FST_ASSERT(n > 0);
+    FST_ASSERT(n >= t->kv->slots[slot].n_restored);
     FST_ASSERT(n_written >= n);
     FST_ASSERT(n_written - n <= kv_snapshot_slack(t->kv));
     if (!old)
@@ -285,6 +286,7 @@ enum fst_status tree_restore(struct tree *t, int slot, const struct tree_hit *hi
     if ((rc = copy_bytes(t, hold->snapshot, slot, false)) < 0)
         goto out;
     kv_commit(kv, slot, s->n);
+    kv->slots[slot].n_restored = s->n;
 out:
     if (rc < 0) {
         kv_slot_reset(kv, slot);

@@ -153,6 +153,7 @@ static void test_check_finds(void **state)
     FOUND("beyond", pages[2] = 3, pages[2] = 0);
     FOUND("neither free nor held", kv.n_free_pages--, kv.n_free_pages++);
     FOUND("committed", kv.slots[slot].n_committed = 513, kv.slots[slot].n_committed = 0);
+    FOUND("restored", kv.slots[slot].n_restored = 1, kv.slots[slot].n_restored = 0);
     FOUND("null slot", kv.slots[0].used = true, kv.slots[0].used = false);
     FOUND("neither free nor open", kv.n_free_slots--, kv.n_free_slots++);
 #undef FOUND
