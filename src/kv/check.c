@@ -199,8 +199,6 @@ static enum fst_status check_node(const struct tree_view *v, int32_t i)
     FST_TRY(counted("children", v->children[i], x->n_children));
     if (i == 0)
         return FST_OK;
-    if (!v->in_bucket[i])
-        return fault("a node is in no bucket", i);
     if (x->locks < v->locks[i])
         return fault("a node is locked less often than those behind it", i);
     if ((x->locks > 0) != (t->kv->kept[i] == KV_PINNED))

@@ -52,34 +52,48 @@ static void reclaim(void *ud, int64_t n)
         continue;
 }
 
+/* n elements of `size` bytes off *at; the widest come first, so that none is misaligned. */
+static void *carve(uint8_t **at, int64_t n, size_t size)
+{
+    uint8_t *p = *at;
+    *at += n * (int64_t)size;
+    return p;
+}
+
+static void place_tables(struct tree *t, const struct tree_plan *p)
+{
+    int64_t pages = t->kv->spec.n_pages + 1, chunks = p->n_chunks + 1;
+    uint8_t *at = t->tables;
+    t->node = carve(&at, pages, sizeof *t->node);
+    t->snapshot = carve(&at, chunks, sizeof *t->snapshot);
+    t->node_use = carve(&at, pages, sizeof *t->node_use);
+    t->snapshot_use = carve(&at, chunks, sizeof *t->snapshot_use);
+    t->ids = carve(&at, pages, KERN_PAGE * sizeof *t->ids);
+    t->tails = carve(&at, chunks, TREE_TAIL_MAX * sizeof *t->tails);
+    t->chunk_next = carve(&at, chunks, sizeof *t->chunk_next);
+    t->bucket = carve(&at, t->n_buckets, sizeof *t->bucket);
+    t->path = carve(&at, t->kv->page_stride, sizeof *t->path);
+    FST_ASSERT(at == (uint8_t *)t->tables + p->table_bytes);
+}
+
 enum fst_status tree_init(struct tree *t, struct kv *kv, const struct tree_opts *o)
 {
     struct tree_plan p;
-    size_t pages = (size_t)kv->spec.n_pages + 1, chunks;
     *t = (struct tree){.kv = kv, .opts = *o};
     FST_ASSERT(!kv->reclaim);
     FST_TRY(tree_plan(&kv->spec, o, &p));
     t->n_chunks = p.n_chunks;
     t->n_buckets = buckets(kv->spec.n_pages);
-    chunks = (size_t)p.n_chunks + 1;
-    t->node = mem_calloc(pages, sizeof *t->node);
-    t->node_use = mem_calloc(pages, sizeof *t->node_use);
-    t->ids = mem_calloc(pages, KERN_PAGE * sizeof *t->ids);
-    t->bucket = mem_calloc((size_t)t->n_buckets, sizeof *t->bucket);
-    t->path = mem_calloc((size_t)kv->page_stride, sizeof *t->path);
-    t->snapshot = mem_calloc(chunks, sizeof *t->snapshot);
-    t->snapshot_use = mem_calloc(chunks, sizeof *t->snapshot_use);
-    t->tails = mem_calloc(chunks, TREE_TAIL_MAX * sizeof *t->tails);
-    t->chunk_next = mem_calloc(chunks, sizeof *t->chunk_next);
+    t->tables = mem_calloc(1, (size_t)p.table_bytes);
     if (p.arena_bytes)
         t->arena = device_alloc_shared(kv->spec.device, (size_t)p.arena_bytes);
-    if (!t->node || !t->node_use || !t->ids || !t->bucket || !t->path || !t->snapshot ||
-        !t->snapshot_use || !t->tails || !t->chunk_next || (p.arena_bytes && !t->arena)) {
+    if (!t->tables || (p.arena_bytes && !t->arena)) {
         tree_release(t);
         return fst_error(FST_ENOMEM, "tree: %lld bytes for %lld pages and %lld for snapshots",
                          (long long)p.table_bytes, (long long)kv->spec.n_pages,
                          (long long)p.arena_bytes);
     }
+    place_tables(t, &p);
     for (int64_t i = p.n_chunks; i > 0; i--) { /* the lowest number is used first */
         t->snapshot[i].next = t->free_snapshot;
         t->chunk_next[i] = t->free_chunk;
@@ -106,15 +120,7 @@ void tree_release(struct tree *t)
     }
     if (t->arena)
         device_free_shared(kv->spec.device, t->arena, (size_t)(t->n_chunks * t->opts.chunk_bytes));
-    mem_free(t->chunk_next);
-    mem_free(t->tails);
-    mem_free(t->snapshot_use);
-    mem_free(t->snapshot);
-    mem_free(t->path);
-    mem_free(t->bucket);
-    mem_free(t->ids);
-    mem_free(t->node_use);
-    mem_free(t->node);
+    mem_free(t->tables);
     *t = (struct tree){0};
 }
 

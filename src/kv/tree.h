@@ -79,6 +79,7 @@ struct tree {
     int32_t *chunk_next;                       /* (n_chunks + 1) */
     int32_t *path;  /* (page_stride) scratch: pages of a node and those before it */
     uint8_t *arena; /* (n_chunks, chunk_bytes), shared memory */
+    void *tables;   /* owned: what the arrays above but the arena lie in */
     int32_t free_snapshot, free_chunk;
     int64_t n_free_chunks;
     int64_t n_idle_chunks; /* of snapshots that nobody has locked: as good as free */
@@ -119,7 +120,7 @@ void tree_match(const struct tree *t, const struct tree_salt *salt, const int32_
 /* Keep the full pages of a slot that has committed all n_ids positions, ids being its tokens.  Where
  * the tree has a page already, the slot takes that one and gives its own back.  The hold moves to the
  * last page, if there is one (hold may be NULL: nothing gets locked); it was empty or belongs to the same
- * tokens.  Returns the number of pages that are new to the tree. */
+ * tokens.  A slot's pages are kept under one salt.  Returns the number of pages that are new to the tree. */
 int64_t tree_insert(struct tree *t, int slot, const struct tree_salt *salt, const int32_t *ids,
                     int64_t n_ids, struct tree_hold *hold);
 
