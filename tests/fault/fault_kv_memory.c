@@ -1,5 +1,7 @@
-/* Every allocation of kv_init and kv_check fails once: a status, nothing lost, nothing half made. */
+/* Every allocation of kv_init, tree_init and the checks fails once: a status, nothing lost, nothing half
+ * made; behind them nobody allocates. */
 #include "kv/kv.h"
+#include "kv/tree.h"
 #include "support/cm.h"
 
 static void test_init(void **state)
@@ -62,8 +64,77 @@ static void test_check(void **state)
     kv_release(&kv);
 }
 
+static void test_tree(void **state)
+{
+    struct kv_spec spec = {.n_layers = 2,
+                           .ratio = {4, 128},
+                           .head_dim = 64,
+                           .rope_dim = 32,
+                           .index_dim = 32,
+                           .window = 4,
+                           .block = 1,
+                           .format = ROW_F32,
+                           .index_format = INDEX_F32,
+                           .n_slots = 2,
+                           .n_pages = 8,
+                           .context_length = 1000};
+    static const struct tree_salt salt = {{1}};
+    int32_t ids[1000] = {0};
+    struct tree_opts o;
+    struct tree t = {0};
+    struct kv kv;
+    (void)state;
+    assert_int_equal(kv_init(&kv, &spec), FST_OK);
+    tree_opts_default(&o);
+    o.budget_bytes = 8 << 20;
+    for (uint64_t n = 1;; n++) {
+        mem_fail_at(n);
+        enum fst_status rc = tree_init(&t, &kv, &o);
+        mem_fail_at(0);
+        if (rc == FST_OK) {
+            assert_true(n == 2 + 1); /* tables, arena; then none */
+            break;
+        }
+        assert_int_equal(rc, FST_ENOMEM);
+        assert_null(t.tables);
+        assert_null(t.arena);
+        assert_null(kv.reclaim); /* and the memory works without a tree */
+        tree_release(&t);        /* harmless */
+    }
+    for (uint64_t n = 1; n <= 2; n++) {
+        mem_fail_at(n);
+        assert_int_equal(tree_check(&t), FST_ENOMEM);
+        mem_fail_at(0);
+    }
+    assert_int_equal(tree_check(&t), FST_OK);
+    uint64_t before = mem_count();
+    for (int i = 0; i < 20; i++) { /* other ids each time: pages and bytes run short */
+        struct tree_hold hold = {0};
+        struct tree_hit hit;
+        int slot, other;
+        ids[0] = i;
+        assert_int_equal(kv_slot_open(&kv, &slot), FST_OK);
+        assert_int_equal(kv_reserve(&kv, slot, 900), FST_OK);
+        kv_commit(&kv, slot, 900);
+        assert_int_equal(tree_take(&t, slot, &salt, ids, 900, 900, &hold), FST_OK);
+        tree_match(&t, &salt, ids, 901, &hit);
+        assert_int_equal(kv_slot_open(&kv, &other), FST_OK);
+        struct tree_hold second = {0};
+        assert_int_equal(tree_restore(&t, other, &hit, 901, &second), FST_OK);
+        kv_slot_close(&kv, other);
+        kv_slot_close(&kv, slot);
+        tree_unlock(&t, &second);
+        tree_unlock(&t, &hold);
+    }
+    assert_true(t.n_evicted_pages > 0);
+    assert_true(mem_count() == before);
+    tree_release(&t);
+    kv_release(&kv);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_init), cmocka_unit_test(test_check)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_init), cmocka_unit_test(test_check),
+                                       cmocka_unit_test(test_tree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,7 +57,7 @@ INTERFACE = {
     "weights": "weights config rope",
     "tokenizer": "tokenizer",
     "chat": "chat parse stream",
-    "kv": "kv step sizing",
+    "kv": "kv step sizing snapshot tree",
     "model": "model cost plan",
     "sample": "sample",
     "spec": "spec",
