@@ -2,7 +2,7 @@
  *
  * A node's snapshots are a list, read to its end: what requests leave behind on one page are the ends of
  * turns in the same 256 tokens, and the budget bounds them all.  On a device each run of bytes is a copy
- * of its own, some thousand for V4-Flash, which wants a gathering kernel before it is fast. */
+ * of its own, about five hundred for V4-Flash, which wants a gathering kernel before it is fast. */
 #include <string.h>
 
 #include "kv/tree_int.h"

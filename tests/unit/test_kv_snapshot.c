@@ -330,10 +330,79 @@ static void test_slack(void **state)
     }
 }
 
+/* The same bytes in a ring of another size: of a server that drafts another number of tokens. */
+struct bytes {
+    uint8_t *p;
+    size_t at;
+    bool out;
+};
+
+static enum fst_status move(void *ud, uint8_t *at, size_t bytes)
+{
+    struct bytes *b = ud;
+    memcpy(b->out ? b->p + b->at : at, b->out ? at : b->p + b->at, bytes);
+    b->at += bytes;
+    return FST_OK;
+}
+
+static int in_last_slot(struct kv *kv, int64_t n)
+{
+    int slot;
+    for (int i = 0; i < kv->spec.n_slots; i++)
+        assert_int_equal(kv_slot_open(kv, &slot), FST_OK);
+    assert_int_equal(kv_reserve(kv, slot, n), FST_OK);
+    return slot;
+}
+
+static void other_ring(int64_t n)
+{
+    struct kv_spec spec = spec_of(ROW_FP8, INDEX_FP4);
+    struct test_rng r = {(uint64_t)n};
+    struct kv a, b;
+    float x[512], y[512];
+    assert_int_equal(kv_init(&a, &spec), FST_OK);
+    spec.block = 1;
+    spec.n_slots = 1;
+    assert_int_equal(kv_init(&b, &spec), FST_OK);
+    assert_int_not_equal(a.ring, b.ring);
+    int from = in_last_slot(&a, n), to = in_last_slot(&b, n);
+    for (int64_t pos = 0; pos < n; pos++)
+        for (int i = 0; i < spec.n_layers; i++) {
+            for (int d = 0; d < 512; d++)
+                x[d] = (float)(test_below(&r, 15) - 7);
+            rows_store(&a.layer[i], rows_window(&a.layer[i], from, pos), x, 512, 64);
+        }
+    int64_t bytes = kv_snapshot_bytes(&a, n);
+    assert_int_equal(kv_snapshot_bytes(&b, n), bytes);
+    struct bytes all = {malloc((size_t)bytes), 0, true};
+    assert_non_null(all.p);
+    assert_int_equal(kv_snapshot_runs(&a, from, n, move, &all), FST_OK);
+    assert_int_equal(all.at, bytes);
+    all = (struct bytes){all.p, 0, false};
+    assert_int_equal(kv_snapshot_runs(&b, to, n, move, &all), FST_OK);
+    for (int64_t pos = n - 128; pos < n; pos++)
+        for (int i = 0; i < spec.n_layers; i++) {
+            kv_read_window(&a, i, from, pos, x);
+            kv_read_window(&b, i, to, pos, y);
+            assert_memory_equal(x, y, sizeof x);
+        }
+    free(all.p);
+    kv_release(&a);
+    kv_release(&b);
+}
+
+static void test_other_ring(void **state)
+{
+    (void)state;
+    for (int64_t n = 250; n < 650; n += test_size(61, 7, 200))
+        other_ring(n);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_formats),
                                        cmocka_unit_test(test_every_position),
+                                       cmocka_unit_test(test_other_ring),
                                        cmocka_unit_test(test_sizes), cmocka_unit_test(test_slack)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
