@@ -44,9 +44,11 @@ struct fst_engine_opts {
     int chunked_prefill_size;   /* rows of prefill per step; 0: 512 */
     uint64_t random_seed;       /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
-    bool profile;              /* keep per-block timings (bench step) */
-    bool disable_cuda_graph;   /* launch kernel by kernel on a card; results are the same */
-    const int32_t *masked_ids; /* ids that are never drawn (rows of the vocabulary without a name
+    bool profile;               /* keep per-block timings (bench step) */
+    bool disable_prefix_cache;  /* compute every prompt whole (on a card always); same results */
+    int64_t prefix_cache_bytes; /* host memory for snapshots; 0: room for 128, 4 GiB at most */
+    bool disable_cuda_graph;    /* launch kernel by kernel on a card; results are the same */
+    const int32_t *masked_ids;  /* ids that are never drawn (rows of the vocabulary without a name
                                     in the tokenizer); copied */
     size_t n_masked_ids;
     /* Progress of opening, from the opening thread; may be NULL. done and total in bytes. */
@@ -75,6 +77,7 @@ struct fst_engine_info {
     int threads, max_running_requests, max_queued_requests, chunked_prefill_size;
     int64_t context_length, max_total_tokens;
     uint64_t weight_bytes, kv_bytes, state_bytes, workspace_bytes;
+    uint64_t prefix_cache_bytes; /* room for snapshots; 0: every prompt is computed whole */
     uint64_t n_tensors;
     double load_s;
 };
@@ -155,8 +158,9 @@ struct fst_request_opts {
     int64_t prompt_logprobs_from; /* >= 0: log-probabilities of prompt tokens from this position
                                      (position 0 has none); -1: none */
     int prompt_top_logprobs;
-    bool no_drafting; /* this request decodes without drafts */
-    double timeout_s; /* 0: none; counted from submit */
+    bool no_drafting;       /* this request decodes without drafts */
+    uint64_t cache_salt[4]; /* whose prefixes it uses and leaves; equal salts share */
+    double timeout_s;       /* 0: none; counted from submit */
     /* Called from the engine's thread whenever the view changed (new tokens, progress, end).  It
      * must not block nor call the engine; uv_async_send is what it is for.  NULL: poll. */
     void (*on_change)(void *ud);

@@ -118,6 +118,7 @@ static enum fst_status size_memory(fst_engine *e, const struct fst_engine_opts *
     X(logit_row, n_rows)                                                                           \
     X(inject_row, n_rows)                                                                          \
     X(span_logit, n_req)                                                                           \
+    X(span_before, n_req)                                                                          \
     X(outcome, n_req)                                                                              \
     X(sample, n_logits)                                                                            \
     X(tops, n_logits *FST_TOP_LOGPROBS_MAX)                                                        \
@@ -280,6 +281,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
                              .disable_graphs = o->disable_cuda_graph};
 
     FST_TRY(kv_init(&e->kv, &plan.kv));
+    FST_TRY(prefix_open(e, o));
     scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
     FST_TRY(stream_init(&e->stream, e->device, e->pool, (enum precision)ch.precision, scratch));
     FST_TRY(model_open(&e->model, e->weights, &mo));
@@ -363,6 +365,7 @@ void fst_engine_close(fst_engine *e)
     model_free(e->model);
     stream_release(&e->stream);
     pool_free(e->pool);
+    prefix_close(e);
     kv_release(&e->kv);
     weights_free(e->weights);
     device_free_shared(e->device, e->block, e->block_bytes);

@@ -14,7 +14,9 @@
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
 #include "kv/kv.h"
+#include "kv/snapshot.h"
 #include "kv/step.h"
+#include "kv/tree.h"
 #include "model/model.h"
 #include "sample/sample.h"
 #include "sched/sched.h"
@@ -69,14 +71,19 @@ struct fst_request {
     int slot; /* 0: none */
     int64_t n_committed;
     int n_draft;
-    bool due;            /* the readers have not been told of the last step */
-    bool counted_prompt; /* prompt tokens are in the statistics (a resumed request is once) */
+    bool due;              /* the readers have not been told of the last step */
+    bool counted_prompt;   /* prompt tokens are in the statistics (a resumed request is once) */
+    struct tree_hold hold; /* what it was restored from, and has kept since */
+    int64_t n_cached;      /* prompt tokens that came from the cache, the first time */
+    int64_t n_kept;        /* its last snapshot's positions, restored or taken */
+    int64_t n_fork;        /* where its prompt leaves the pages of others; 0: nowhere */
+    int64_t n_written;     /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
 
     pthread_mutex_t pub_lock;
     pthread_cond_t changed;
     struct {
-        size_t n, n_prefilled;
+        size_t n, n_prefilled, n_cached;
         enum fst_finish finish;
         int32_t matched_id;
         enum fst_status status;
@@ -108,6 +115,8 @@ struct fst_engine {
     const struct device *device; /* NULL: the host */
     struct stream stream;
     struct kv kv;
+    struct tree tree; /* where `prefix` says that there is one */
+    bool prefix;
     struct model *model;
     struct sampler sampler;
     struct sched_limits limits;
@@ -126,6 +135,7 @@ struct fst_engine {
     int32_t *row_slot, *row_pos, *row_id, *row_span, *span_first; /* (max_rows), (spans + 1) */
     int32_t *logit_row, *inject_row;
     int *span_logit;                /* first logits row of each span */
+    int64_t *span_before;           /* its request's n_committed before the step */
     struct engine_outcome *outcome; /* of each span */
     struct sample_row *sample;      /* (max_logits) */
     struct sample_top *tops;        /* (max_logits, FST_TOP_LOGPROBS_MAX) */
@@ -166,6 +176,17 @@ void request_publish(fst_request *r);
 void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
                     enum fst_status status, const char *error);
 void request_unref(fst_request *r);
+
+/* prefix.c, called by the engine's thread but for open and close */
+enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o);
+void prefix_close(fst_engine *e);
+/* Pages of an open slot for the request's tokens, and what is known of them.  FST_EBUDGET: not enough. */
+enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot);
+/* How many positions behind n_committed prefill may compute in this step; 0: any number. */
+int64_t prefix_stop(const fst_engine *e, const fst_request *r);
+/* After a step that took n_committed on from n_before (injection done); ends: the request leaves. */
+void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, int64_t n_written, bool ends);
+void prefix_let_go(fst_engine *e, fst_request *r);
 
 /* step.c */
 void *engine_thread(void *engine);

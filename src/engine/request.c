@@ -232,6 +232,7 @@ void fst_request_free(fst_request *r)
 static void publish_locked(fst_request *r)
 {
     r->pub.n = (size_t)(r->n_known - r->n_prompt);
+    r->pub.n_cached = (size_t)r->n_cached;
     r->pub.n_prefilled = FST_MAX(r->pub.n_prefilled, (size_t)FST_MIN(r->n_committed, r->n_prompt));
     r->pub.spec = r->spec;
     if (r->admit_ns) {
@@ -290,6 +291,7 @@ void fst_request_get_view(const fst_request *cr, struct fst_request_view *v)
         .status = r->pub.status,
         .error = r->pub.error,
         .n_prompt = (size_t)r->n_prompt,
+        .n_cached = r->pub.n_cached,
         .n_prefilled = r->pub.n_prefilled,
         .prompt_logprobs = r->prompt_logprobs,
         .prompt_top = (const struct fst_top_logprob *)(const void *)r->prompt_top,

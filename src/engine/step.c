@@ -31,7 +31,7 @@ static void publish_places(fst_engine *e)
 
     s->running = e->n_running;
     s->slots_used = e->kv.spec.n_slots - e->kv.n_free_slots;
-    s->kv_tokens_used = (e->kv.spec.n_pages - e->kv.n_free_pages) * KERN_PAGE;
+    s->kv_tokens_used = (e->kv.spec.n_pages - e->kv.n_free_pages - e->kv.n_idle_pages) * KERN_PAGE;
     s->finished = e->stats.finished;
     s->aborted = e->stats.aborted;
     s->failed = e->stats.failed;
@@ -49,6 +49,7 @@ static void count_waiting(fst_engine *e, int change)
 
 static void close_slot(fst_engine *e, fst_request *r)
 {
+    prefix_let_go(e, r);
     if (r->slot)
         kv_slot_close(&e->kv, r->slot);
     r->slot = 0;
@@ -71,6 +72,8 @@ static void end_running(fst_engine *e, int i, enum fst_finish finish, enum fst_s
 {
     fst_request *r = e->running[i];
 
+    if (finish != FST_FINISH_ERROR) /* a stop string, perhaps: the next turn goes on behind it */
+        prefix_keep(e, r, r->n_committed, r->n_written, true);
     retire(e, i, finish);
     request_finish(r, finish, -1, status, error);
 }
@@ -151,11 +154,11 @@ static void admit(fst_engine *e)
          * somebody out again. */
         int64_t need = div_up(r->n_known, KERN_PAGE) + e->n_running;
 
-        if (e->n_running > 0 && e->kv.n_free_pages < need)
+        if (e->n_running > 0 && kv_room(&e->kv, need) < 0)
             return;
         if (kv_slot_open(&e->kv, &slot) < 0)
             return;
-        if (kv_reserve(&e->kv, slot, r->n_known) < 0) {
+        if (prefix_place(e, r, slot) < 0) {
             kv_slot_close(&e->kv, slot);
             FST_ASSERT(e->n_running > 0); /* submit clamps to what one request can hold */
             return;
@@ -165,7 +168,7 @@ static void admit(fst_engine *e)
             e->wait_last = NULL;
         r->next = NULL;
         r->slot = slot;
-        r->n_committed = 0;
+        r->n_written = r->n_committed;
         r->n_draft = 0;
         if (!r->admit_ns)
             r->admit_ns = engine_now_ns();
@@ -272,6 +275,7 @@ static void plan(fst_engine *e, struct step *step)
                                           .n_known = r->n_known,
                                           .n_committed = r->n_committed,
                                           .n_draft = r->n_draft,
+                                          .n_stop = prefix_stop(e, r),
                                           .decoding = decoding(r),
                                           .wants_logits = r->max_new > 0,
                                           .wants_all_logits = wants_prompt_rows(r)};
@@ -290,6 +294,7 @@ static int resolve(fst_engine *e, const struct step *step, struct rows *rows)
         const fst_request *r = e->running[e->slot_request[span->slot]];
         e->span_request[s] = e->running[e->slot_request[span->slot]];
         e->span_first[s] = row;
+        e->span_before[s] = r->n_committed;
         e->span_logit[s] = n_logits;
         for (int i = 0; i < span->n_rows; i++, row++) {
             int64_t pos = r->n_committed + span->offset + i;
@@ -397,10 +402,11 @@ static struct engine_outcome append(fst_engine *e, fst_request *r, int first, in
     return (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
 }
 
-/* Name the span's committed rows for injection: the drafter only ever looks `window` back. */
+/* Name the span's committed rows for injection: the drafter only ever looks `window` back, and a snapshot may
+ * stand one position before the last. */
 static int name_rows(const fst_engine *e, int span_first, int n_rows, int n)
 {
-    for (int i = FST_MAX(0, n_rows - e->window); i < n_rows; i++)
+    for (int i = FST_MAX(0, n_rows - e->window - e->prefix); i < n_rows; i++)
         e->inject_row[n++] = span_first + i;
     return n;
 }
@@ -427,6 +433,7 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
         int first = e->span_logit[s], n_commit = span->n_rows, n_emit = 0;
 
         outcome[s] = (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
+        r->n_written = FST_MAX(r->n_written, r->n_committed + span->n_rows);
         if (span->kind == STEP_PREFILL) {
             bool ends = r->n_committed + span->n_rows == r->n_known;
             if (!r->counted_prompt) {
@@ -467,11 +474,13 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
         if (n_emit > 0)
             outcome[s] = append(e, r, first, n_emit);
         r->n_committed += n_commit;
-        if (outcome[s].finish == FST_FINISH_NONE) {
+        /* Who is kept for others is kept whole, whether he ends or drafts himself. */
+        bool keeps = e->prefix && outcome[s].finish != FST_FINISH_ERROR;
+        bool goes_on = outcome[s].finish == FST_FINISH_NONE;
+        if (goes_on || keeps)
             kv_commit(&e->kv, r->slot, r->n_committed);
-            if (e->drafting && !r->o.no_drafting)
-                n_inject = name_rows(e, e->span_first[s], n_commit, n_inject);
-        }
+        if (e->drafting && (keeps || (goes_on && !r->o.no_drafting)))
+            n_inject = name_rows(e, e->span_first[s], n_commit, n_inject);
     }
     e->injecting = n_inject > 0;
     if (n_inject > 0) {
@@ -479,6 +488,10 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
         FST_TRY(model_inject(e->model, &e->kv, rows, e->inject_row, n_inject));
         e->step_draft_ns += engine_now_ns() - t;
     }
+    for (int s = 0; s < step->n_spans; s++)
+        if (outcome[s].finish != FST_FINISH_ERROR)
+            prefix_keep(e, e->span_request[s], e->span_before[s], e->span_request[s]->n_written,
+                        outcome[s].finish != FST_FINISH_NONE);
     return FST_OK;
 }
 

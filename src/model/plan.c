@@ -122,7 +122,8 @@ static enum fst_status fixed_part(const struct weights *w, const struct model_pl
     p->kv.format = a->format;
     p->kv.index_format = a->index_format;
     p->kv.n_slots = p->requests_per_card;
-    p->kv.block = a->gamma + 1;
+    p->kv.block =
+        FST_MAX(a->gamma + 1, 2); /* a snapshot may stand one position behind (kv/snapshot.h) */
     p->kv.lag = 0;
     p->kv.context_length = round_up(context, KERN_PAGE);
     p->kv.n_pages = 1;

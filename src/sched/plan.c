@@ -34,6 +34,8 @@ void sched_plan(const struct sched_limits *lim, const struct sched_item *item, i
         if (item[i].decoding)
             continue;
         FST_ASSERT(open > 0);
+        if (item[i].n_stop)
+            rows = (int)FST_MIN((int64_t)rows, item[i].n_stop);
         if (item[i].wants_all_logits)
             rows = FST_MIN(rows, lim->max_logits - logits);
         ends = rows == open;

@@ -24,11 +24,12 @@ struct sched_limits {
 
 struct sched_item {
     int32_t slot;
-    int64_t n_known;       /* prompt and drawn tokens */
-    int64_t n_committed;   /* positions with final KV; < n_known */
-    int n_draft;           /* drafts to verify behind the anchor; 0 while prefilling */
-    bool decoding;         /* has drawn a token and only the anchor is open */
-    bool wants_logits;     /* the last known token's logits are needed */
+    int64_t n_known;     /* prompt and drawn tokens */
+    int64_t n_committed; /* positions with final KV; < n_known */
+    int n_draft;         /* drafts to verify behind the anchor; 0 while prefilling */
+    int64_t n_stop;      /* most rows of a prefill: something is kept behind them; 0: any number */
+    bool decoding;       /* has drawn a token and only the anchor is open */
+    bool wants_logits;   /* the last known token's logits are needed */
     bool wants_all_logits; /* every row's logits (prompt scoring) */
 };
 

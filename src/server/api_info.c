@@ -151,10 +151,12 @@ void api_server_info(struct server *s, struct exch *x)
     buf_printf(&b,
                "\"speculative_num_draft_tokens\":%d,\"tp_size\":1,\"dp_size\":1,\"page_size\":256,"
                "\"threads\":%d,\"chunked_prefill_size\":%d,\"max_running_requests\":%d,"
-               "\"max_queued_requests\":%d,\"disable_radix_cache\":true,\"context_length\":%lld,"
+               "\"max_queued_requests\":%d,\"disable_radix_cache\":%s,\"prefix_cache_bytes\":%llu,"
+               "\"context_length\":%lld,"
                "\"max_total_num_tokens\":%lld,\"max_req_input_len\":%lld,\"load_s\":%.3f,",
                in->gamma, in->threads, in->chunked_prefill_size, in->max_running_requests,
-               in->max_queued_requests, (long long)in->context_length,
+               in->max_queued_requests, in->prefix_cache_bytes ? "false" : "true",
+               (unsigned long long)in->prefix_cache_bytes, (long long)in->context_length,
                (long long)in->max_total_tokens,
                (long long)(in->context_length > 0 ? in->context_length - 1 : 0), in->load_s);
     buf_printf(&b,

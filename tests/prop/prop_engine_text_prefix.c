@@ -1,0 +1,306 @@
+/* prop_engine_text_prefix.c - the promise: what a prompt is spared changes nothing of its answer.
+ *
+ * On the bundled model: an engine that keeps prefixes against one that computes every prompt whole
+ * (alone, drafting off).  Ids, log-probabilities (bits), finish reason and counts must be equal, and the
+ * cached tokens at least what was promised, for prompts of every residue of a page, a turn after a
+ * turn, many that share a preamble, with drafting and without, every layout and chunk, with so few
+ * pages and bytes that what is kept goes again, and with requests that are cancelled half way. */
+#include "support/prompts.h"
+
+#include <unistd.h>
+
+#include "firesteel/engine.h"
+
+enum { CONTEXT = 3072, MAX_NEW = 24, STREAM = 2600 };
+
+struct answer {
+    int32_t ids[MAX_NEW];
+    float logprobs[MAX_NEW];
+    size_t n;
+    enum fst_finish finish;
+    int32_t matched;
+};
+
+static int32_t stream[STREAM]; /* tokens of mixed prompts, one after the other */
+static const char *model_dir = "models/kindling";
+static fst_engine *cold;
+
+static fst_engine *open_engine(struct fst_engine_opts o)
+{
+    fst_engine *e;
+    o.model_dir = model_dir;
+    o.kernels = getenv("FIRESTEEL_KERNELS");
+    if (!o.context_length)
+        o.context_length = CONTEXT;
+    if (!o.max_running_requests)
+        o.max_running_requests = 8;
+    if (fst_engine_open(&e, &o) < 0)
+        fail_msg("%s", fst_error_text());
+    return e;
+}
+
+static fst_request *submit(fst_engine *e, const int32_t *ids, int n, int max_new, uint64_t salt)
+{
+    struct fst_request_opts o;
+    fst_request *r;
+
+    fst_request_opts_default(&o);
+    o.ids = ids;
+    o.n_ids = (size_t)n;
+    o.max_new_tokens = max_new;
+    o.sampling.temperature = (float)(n % 2);
+    o.sampling.has_seed = true;
+    o.sampling.seed = (uint64_t)n * 31 + 7;
+    o.ignore_eos = true;
+    o.logprobs = true;
+    o.cache_salt[0] = salt;
+    if (fst_request_submit(e, &o, &r) < 0)
+        fail_msg("%d ids: %s", n, fst_error_text());
+    return r;
+}
+
+/* Its answer; returns how many prompt tokens were cached. */
+static size_t collect(fst_request *r, struct answer *a)
+{
+    struct fst_request_view v;
+
+    if (fst_request_wait(r, 600) < 0)
+        fail_msg("%s", fst_error_text());
+    fst_request_get_view(r, &v);
+    if (v.finish == FST_FINISH_ERROR || v.finish == FST_FINISH_ABORT)
+        fail_msg("finish %d: %s", v.finish, v.error);
+    memset(a, 0, sizeof *a);
+    a->n = v.n;
+    a->finish = v.finish;
+    a->matched = v.matched_id;
+    memcpy(a->ids, v.ids, v.n * sizeof *v.ids);
+    memcpy(a->logprobs, v.logprobs, v.n * sizeof *v.logprobs);
+    size_t cached = v.n_cached;
+    assert_true(cached < v.n_prompt);
+    fst_request_free(r);
+    return cached;
+}
+
+static size_t ask(fst_engine *e, const int32_t *ids, int n, int max_new, struct answer *a)
+{
+    return collect(submit(e, ids, n, max_new, 0), a);
+}
+
+static void compare(const struct answer *got, const int32_t *ids, int n, int max_new,
+                    const char *what)
+{
+    struct answer want;
+    ask(cold, ids, n, max_new, &want);
+    for (size_t i = 0; i < got->n && i < want.n; i++)
+        if (got->ids[i] != want.ids[i] ||
+            memcmp(&got->logprobs[i], &want.logprobs[i], sizeof(float)) != 0)
+            fail_msg("%s, prompt of %d: token %zu is %d (%.9g), cold %d (%.9g)", what, n, i,
+                     got->ids[i], (double)got->logprobs[i], want.ids[i], (double)want.logprobs[i]);
+    assert_memory_equal(got, &want, sizeof want);
+}
+
+/* The first n tokens, then the same again, then some more behind them. */
+static void check_residue(fst_engine *e, int n, const char *what)
+{
+    struct answer first, a;
+    ask(e, stream, n, 3, &first);
+    compare(&first, stream, n, 3, what);
+    size_t cached = ask(e, stream, n, 3, &a);
+    if (memcmp(&a, &first, sizeof a) != 0 || (n > 1 && cached != (size_t)n - 1))
+        fail_msg("%s, prompt of %d again: another answer, or %zu cached", what, n, cached);
+    cached = ask(e, stream, n + 9, 3, &a);
+    compare(&a, stream, n + 9, 3, what);
+    if (cached < (size_t)n - 1)
+        fail_msg("%s, prompt of %d after %d: %zu cached", what, n + 9, n, cached);
+}
+
+static const struct {
+    const char *name;
+    struct fst_engine_opts o;
+} cells[] = {
+    {"drafting, fp8 rows", {.chunked_prefill_size = 512}},
+    {"no drafting, fp8 rows, chunks of 7", {.spec_algorithm = "none", .chunked_prefill_size = 7}},
+    {"drafting, bf16 rows, chunks of 64",
+     {.kv_layout = "unified-bf16", .chunked_prefill_size = 64}},
+    {"drafting, paged rows, chunks of 100", {.kv_layout = "paged", .chunked_prefill_size = 100}},
+    {"drafts of two, fp8 rows", {.spec_block_size = 2}},
+};
+
+static fst_engine *cold_of(const struct fst_engine_opts *o)
+{
+    fst_engine_close(cold);
+    return cold = open_engine((struct fst_engine_opts){.kv_layout = o->kv_layout,
+                                                       .index_keys = o->index_keys,
+                                                       .spec_algorithm = "none",
+                                                       .disable_prefix_cache = true});
+}
+
+static void test_residues(void **state)
+{
+    static const int edges[] = {1,   2,   3,   4,   5,   127, 128, 129,
+                                255, 256, 257, 383, 384, 511, 512, 513};
+    struct test_rng r = {.s = 3};
+    int some = test_size(3, 256, 1);
+
+    (void)state;
+    for (size_t c = 0; c < FST_COUNT(cells); c++) {
+        fst_engine *e = open_engine(cells[c].o);
+        cold_of(&cells[c].o);
+        for (size_t i = 0; i < FST_COUNT(edges); i++)
+            if (some == 256 || (i + c) % (some > 1 ? 2 : 4) == 1)
+                check_residue(e, edges[i], cells[c].name);
+        for (int i = 0; i < some; i++) /* long: every residue of a page */
+            check_residue(e, some == 256 ? 300 + i : 1 + test_below(&r, 900), cells[c].name);
+        fst_engine_close(e);
+    }
+}
+
+/* A prompt, its answer, what comes next, and so on. */
+static void test_turns(void **state)
+{
+    int turns = test_size(4, 20, 2);
+
+    (void)state;
+    for (size_t c = 0; c < FST_COUNT(cells); c++) {
+        fst_engine *e = open_engine(cells[c].o);
+        static int32_t ids[CONTEXT];
+        int n = 137, known = 0;
+        cold_of(&cells[c].o);
+        memcpy(ids, stream, (size_t)n * sizeof *ids);
+        for (int t = 0; t < turns; t++) {
+            struct answer a;
+            size_t cached = ask(e, ids, n, MAX_NEW, &a);
+            compare(&a, ids, n, MAX_NEW, cells[c].name);
+            if (known && cached < (size_t)known - 1)
+                fail_msg("%s, turn %d of %d ids: %zu cached, %d known", cells[c].name, t, n, cached,
+                         known);
+            memcpy(ids + n, a.ids, a.n * sizeof *ids);
+            known = n + (int)a.n;
+            n = known + 11 + 17 * t % 60;
+            memcpy(ids + known, stream + 40 * t, (size_t)(n - known) * sizeof *ids);
+        }
+        fst_engine_close(e);
+    }
+}
+
+/* Many behind one preamble: the second leaves it where no snapshot stands, all others find one there. */
+static void test_preamble(void **state)
+{
+    enum { SHARED = 600, OWN = 50, AGENTS = 8 };
+    static int32_t ids[AGENTS][SHARED + OWN];
+    fst_engine *e = open_engine((struct fst_engine_opts){0});
+    struct answer a;
+
+    (void)state;
+    cold_of(&(struct fst_engine_opts){0});
+    for (int i = 0; i < AGENTS; i++) {
+        memcpy(ids[i], stream, SHARED * sizeof **ids);
+        memcpy(ids[i] + SHARED, stream + SHARED + 1 + 70 * i, OWN * sizeof **ids);
+        size_t cached = ask(e, ids[i], SHARED + OWN, 4, &a);
+        compare(&a, ids[i], SHARED + OWN, 4, "a shared preamble");
+        /* whole pages of it */
+        if (i > 1 && cached < SHARED / 256 * 256)
+            fail_msg("agent %d: %zu cached", i, cached);
+    }
+    fst_engine_close(e);
+}
+
+/* Nothing of one salt is found under another. */
+static void test_salt(void **state)
+{
+    fst_engine *e = open_engine((struct fst_engine_opts){0});
+    struct answer a;
+
+    (void)state;
+    assert_int_equal(collect(submit(e, stream, 500, 3, 1), &a), 0);
+    assert_int_equal(collect(submit(e, stream, 500, 3, 2), &a), 0);
+    assert_int_equal(collect(submit(e, stream, 500, 3, 0), &a), 0);
+    assert_int_equal(collect(submit(e, stream, 500, 3, 2), &a), 499);
+    fst_engine_close(e);
+}
+
+/* Many at once, few pages, few bytes, some cancelled: what is kept goes, answers stay. */
+static void test_pressure(void **state)
+{
+    enum { N = 8 };
+    fst_engine *e = open_engine((struct fst_engine_opts){.context_length = 1024,
+                                                         .max_total_tokens = 3072,
+                                                         .max_running_requests = N,
+                                                         .prefix_cache_bytes = 8 << 20});
+    struct fst_engine_stats s;
+    struct test_rng r = {.s = 9};
+    int rounds = test_size(8, 200, 2);
+
+    (void)state;
+    cold_of(&(struct fst_engine_opts){0});
+    for (int round = 0; round < rounds; round++) {
+        fst_request *req[N];
+        int first[N], len[N];
+        for (int i = 0; i < N; i++) {
+            first[i] = 256 * test_below(&r, 3); /* of several streams, cut at several places */
+            len[i] = 100 + 40 * test_below(&r, 18);
+            req[i] = submit(e, stream + first[i], len[i], MAX_NEW, 0);
+        }
+        for (int i = 0; i < N; i++) {
+            struct answer a;
+            if (test_below(&r, 4) == 0) {
+                usleep((useconds_t)test_below(&r, 20000));
+                fst_request_free(req[i]);
+                continue;
+            }
+            collect(req[i], &a);
+            compare(&a, stream + first[i], len[i], MAX_NEW, "few pages");
+        }
+    }
+    do { /* those that were cancelled leave at the next step */
+        usleep(1000);
+        fst_engine_get_stats(e, &s);
+    } while (s.running || s.waiting);
+    assert_int_equal(s.slots_used, 0);
+    assert_int_equal(s.kv_tokens_used, 0);
+    assert_true(s.cached_tokens > 0);
+    printf("%llu of %llu prompt tokens cached, %llu times a request lost its place\n",
+           (unsigned long long)s.cached_tokens, (unsigned long long)s.prompt_tokens,
+           (unsigned long long)s.retracted);
+    fst_engine_close(e);
+}
+
+static int load(void **state)
+{
+    struct tokenizer *t;
+    char path[256];
+    int n = 0;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/tokenizer.json", model_dir);
+    if (tokenizer_load(&t, path) < 0) {
+        print_error("%s\n", fst_error_text());
+        return -1;
+    }
+    for (int i = 0; n < STREAM; i++) {
+        struct tokenizer_ids p = {0};
+        prompt_make(t, 1, i, &p);
+        for (size_t k = 0; k < p.n && n < STREAM; k++)
+            stream[n++] = p.id[k];
+        tokenizer_ids_release(&p);
+    }
+    tokenizer_free(t);
+    return 0;
+}
+
+static int unload(void **state)
+{
+    (void)state;
+    fst_engine_close(cold);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_residues), cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_preamble), cmocka_unit_test(test_salt),
+        cmocka_unit_test(test_pressure),
+    };
+    return cmocka_run_group_tests(tests, load, unload);
+}
