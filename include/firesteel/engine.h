@@ -121,6 +121,9 @@ struct fst_engine_stats {
 };
 void fst_engine_get_stats(const fst_engine *e, struct fst_engine_stats *out);
 void fst_engine_reset_spec_stats(fst_engine *e);
+/* Forget every prefix that no request relies on, before the next step; requests that are submitted after
+ * this call find none of them. */
+void fst_engine_flush_prefixes(fst_engine *e);
 
 /* Timings per block since the last reset; only with opts.profile, and only while no request runs.
  * Returns the number of entries (at most n are written). */

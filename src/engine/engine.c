@@ -401,6 +401,14 @@ void fst_engine_reset_spec_stats(fst_engine *e)
     pthread_mutex_unlock(&e->door->lock);
 }
 
+void fst_engine_flush_prefixes(fst_engine *e)
+{
+    pthread_mutex_lock(&e->door->lock);
+    e->door->flush = e->door->kick = true;
+    pthread_cond_signal(&e->door->work);
+    pthread_mutex_unlock(&e->door->lock);
+}
+
 int fst_engine_block_times(fst_engine *e, struct fst_block_time *out, int n, bool reset)
 {
     const struct model_timing *t;

@@ -32,6 +32,7 @@ struct door {
     int refs;            /* engine + requests */
     bool closed, draining;
     bool reset_spec;           /* forget the speculation statistics at the next step */
+    bool flush;                /* forget the prefixes before new requests are looked at */
     fst_request *first, *last; /* submitted, not yet seen by the engine */
     int n_waiting;             /* those and the engine's own waiting list */
     uint64_t request_bytes, max_request_bytes; /* arrays of living requests, and their bound */
@@ -187,6 +188,7 @@ int64_t prefix_stop(const fst_engine *e, const fst_request *r);
 /* After a step that took n_committed on from n_before (injection done); ends: the request leaves. */
 void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, int64_t n_written, bool ends);
 void prefix_let_go(fst_engine *e, fst_request *r);
+void prefix_flush(fst_engine *e);
 
 /* step.c */
 void *engine_thread(void *engine);

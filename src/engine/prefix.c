@@ -113,6 +113,12 @@ void prefix_let_go(fst_engine *e, fst_request *r)
         tree_unlock(&e->tree, &r->hold);
 }
 
+void prefix_flush(fst_engine *e)
+{
+    if (e->prefix)
+        tree_flush(&e->tree);
+}
+
 void prefix_close(fst_engine *e)
 {
     tree_release(&e->tree);

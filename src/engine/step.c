@@ -93,7 +93,7 @@ static bool intake(fst_engine *e)
 {
     struct door *d = e->door;
     fst_request *first, *last;
-    bool quit;
+    bool quit, flush;
 
     pthread_mutex_lock(&d->lock);
     while (!e->quit && !d->kick && e->n_running == 0 && !e->wait_first)
@@ -103,7 +103,11 @@ static bool intake(fst_engine *e)
     last = d->last;
     d->first = d->last = NULL;
     quit = e->quit;
+    flush = d->flush;
+    d->flush = false;
     pthread_mutex_unlock(&d->lock);
+    if (flush)
+        prefix_flush(e);
     if (first) {
         if (e->wait_last)
             e->wait_last->next = first;

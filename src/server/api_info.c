@@ -285,7 +285,8 @@ void api_flush_cache(struct server *s, struct exch *x)
         api_send_error(x, &e, SHAPE_OPENAI);
         return;
     }
-    static const char text[] = "Cache flushed.\n"; /* nothing is kept between requests */
+    static const char text[] = "Cache flushed.\n";
+    fst_engine_flush_prefixes(s->engine);
     exch_reply(x, 200, "text/plain; charset=utf-8", text, sizeof text - 1);
 }
 

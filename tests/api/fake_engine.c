@@ -324,6 +324,11 @@ void fst_engine_get_stats(const fst_engine *ce, struct fst_engine_stats *out)
     out->now_ns = clock_ns();
 }
 
+void fst_engine_flush_prefixes(fst_engine *e)
+{
+    (void)e; /* keeps none */
+}
+
 void fst_engine_reset_spec_stats(fst_engine *e)
 {
     pthread_mutex_lock(&e->lock);

@@ -12,6 +12,11 @@ from harness import Server, in_threads, request_bytes  # noqa: E402
 from test_chat import join  # noqa: E402
 
 
+def spent(usage):
+    """Usage without what depends on who asked before."""
+    return {k: v for k, v in usage.items() if "cache" not in k and k != "prompt_tokens_details"}
+
+
 class Real(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -37,11 +42,37 @@ class Real(unittest.TestCase):
             self.assertEqual(j["content"], c["message"]["content"] or "")
             self.assertEqual(j["reasoning"], c["message"]["reasoning_content"] or "")
             self.assertEqual(j["finish"], c["finish_reason"])
-            self.assertEqual(evs[-2]["usage"], plain["usage"])
+            self.assertEqual(spent(evs[-2]["usage"]), spent(plain["usage"]))
             if "logprobs" in kw:
                 got = [t for e in evs if isinstance(e, dict) for ch in e["choices"] if ch["logprobs"]
                        for t in ch["logprobs"]["content"]]
                 self.assertEqual(got, c["logprobs"]["content"])
+
+    def test_known_prompts(self):
+        """A turn computes what is new; the text is that of a server that keeps nothing."""
+        with Server(fake=False) as s, Server(fake=False, flags=["--disable-radix-cache"]) as cold:
+            messages, known = [], 0
+            for turn in range(5):
+                messages.append({"role": "user", "content": "Count from %d to %d." % (turn, turn + 4)})
+                kw = {"temperature": 0, "max_tokens": 30, "thinking": {"type": "disabled"}}
+                got, want = (x.chat(messages=messages, **kw).json() for x in (s, cold))
+                self.assertEqual(got["choices"], want["choices"])
+                self.assertEqual(spent(got["usage"]), spent(want["usage"]))
+                self.assertEqual(want["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+                self.assertGreaterEqual(got["usage"]["prompt_tokens_details"]["cached_tokens"], known)
+                # an answer that was cut off is not followed by what ends a whole one
+                whole = got["choices"][0]["finish_reason"] == "stop"
+                known = got["usage"]["total_tokens" if whole else "prompt_tokens"] - 1
+                messages.append({"role": "assistant", "content": got["choices"][0]["message"]["content"]})
+            self.assertGreater(known, 100)
+            self.assertFalse(s.get("/get_server_info").json()["disable_radix_cache"])
+            self.assertTrue(cold.get("/get_server_info").json()["disable_radix_cache"])
+            same = {"max_tokens": 4, "temperature": 0}
+            hits = [s.chat("Say it again.", **same).json()["usage"]["prompt_cache_hit_tokens"] for _ in (0, 1)]
+            self.assertEqual(s.post("/flush_cache", {}).status, 200)
+            hits.append(s.chat("Say it again.", **same).json()["usage"]["prompt_cache_hit_tokens"])
+            self.assertGreater(hits[1], hits[0])
+            self.assertEqual(hits[2], 0)
 
     def test_alone_or_in_company(self):
         """Seeded text does not depend on neighbours, drafting or the KV layout."""

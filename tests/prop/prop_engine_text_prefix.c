@@ -20,6 +20,7 @@ struct answer {
     enum fst_finish finish;
     int32_t matched;
 };
+static struct fst_spec_stats last_spec; /* of the last answer that was collected */
 
 static int32_t stream[STREAM]; /* tokens of mixed prompts, one after the other */
 static const char *model_dir = "models/kindling";
@@ -76,6 +77,7 @@ static size_t collect(fst_request *r, struct answer *a)
     memcpy(a->ids, v.ids, v.n * sizeof *v.ids);
     memcpy(a->logprobs, v.logprobs, v.n * sizeof *v.logprobs);
     size_t cached = v.n_cached;
+    last_spec = v.spec;
     assert_true(cached < v.n_prompt);
     fst_request_free(r);
     return cached;
@@ -165,12 +167,22 @@ static void test_turns(void **state)
         fst_engine *e = open_engine(cells[c].o);
         static int32_t ids[CONTEXT];
         int n = 137, known = 0;
+        struct fst_engine_opts plain = cells[c].o;
+        plain.disable_prefix_cache = true;
+        fst_engine *whole = open_engine(plain); /* which drafts like e */
         cold_of(&cells[c].o);
         memcpy(ids, stream, (size_t)n * sizeof *ids);
         for (int t = 0; t < turns; t++) {
             struct answer a;
             size_t cached = ask(e, ids, n, MAX_NEW, &a);
+            struct fst_spec_stats spec = last_spec;
             compare(&a, ids, n, MAX_NEW, cells[c].name);
+            ask(whole, ids, n, MAX_NEW, &a);
+            if (memcmp(&spec, &last_spec, sizeof spec) != 0)
+                fail_msg("%s, turn %d: %llu of %llu drafts accepted, cold %llu of %llu",
+                         cells[c].name, t, (unsigned long long)spec.accepted,
+                         (unsigned long long)spec.drafted, (unsigned long long)last_spec.accepted,
+                         (unsigned long long)last_spec.drafted);
             if (known && cached < (size_t)known - 1)
                 fail_msg("%s, turn %d of %d ids: %zu cached, %d known", cells[c].name, t, n, cached,
                          known);
@@ -179,6 +191,7 @@ static void test_turns(void **state)
             n = known + 11 + 17 * t % 60;
             memcpy(ids + known, stream + 40 * t, (size_t)(n - known) * sizeof *ids);
         }
+        fst_engine_close(whole);
         fst_engine_close(e);
     }
 }
@@ -215,6 +228,9 @@ static void test_salt(void **state)
     assert_int_equal(collect(submit(e, stream, 500, 3, 1), &a), 0);
     assert_int_equal(collect(submit(e, stream, 500, 3, 2), &a), 0);
     assert_int_equal(collect(submit(e, stream, 500, 3, 0), &a), 0);
+    assert_int_equal(collect(submit(e, stream, 500, 3, 2), &a), 499);
+    fst_engine_flush_prefixes(e);
+    assert_int_equal(collect(submit(e, stream, 500, 3, 2), &a), 0);
     assert_int_equal(collect(submit(e, stream, 500, 3, 2), &a), 499);
     fst_engine_close(e);
 }
