@@ -48,5 +48,7 @@ enum fst_status bench_measure_card(struct bench *b, const struct device *d);
 /* The bundled or named model through the engine; a preset's random weights without it. */
 enum fst_status bench_engine(struct bench *b, const struct options *o);
 enum fst_status bench_synthetic(struct bench *b, const struct options *o);
+/* The prefix tree with a preset's KV memory. */
+enum fst_status bench_kv(struct bench *b, const struct options *o);
 
 #endif

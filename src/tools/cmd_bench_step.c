@@ -1,4 +1,5 @@
-/* cmd_bench_step.c - `bench step`: what a step costs, block by block, against what this machine could.
+/* cmd_bench_step.c - `bench step`: what a step costs, block by block, against what this machine could; `bench kv`
+ * (bench_kv.c): what keeping prefixes costs.
  *
  * Bytes and operations of each block follow from the configuration (model/cost.h); the floor of a row
  * is the larger of bytes over the ceiling of reads and operations over that of products.  Names
@@ -22,7 +23,8 @@ static const struct option_def defs[] = {
      .initial = "512",
      .min = 1,
      .max = 1e7,
-     .help = "prompt tokens; with --synthetic: tokens before a row"},
+     .help =
+         "prompt tokens; with --synthetic: tokens before a row; of kv: ids of a prompt, 100000"},
     {.name = "rows",
      .type = OPTION_TEXT,
      .arg = "N[,N...]",
@@ -201,23 +203,24 @@ int cmd_bench(int argc, char **argv)
                                           tool_engine_group};
     int status;
     struct options *o =
-        tool_parse_words("firesteel bench", "step [options]", groups, 3, argc, argv, &status);
+        tool_parse_words("firesteel bench", "step|kv [options]", groups, 3, argc, argv, &status);
     if (!o)
         return status;
     const char *const *args;
     size_t n = options_args(o, &args);
-    if (n != 1 || strcmp(args[0], "step") != 0) {
-        fprintf(stderr, "firesteel bench: expected `step`, got \"%s\"\n",
-                n == 0                         ? ""
-                : strcmp(args[0], "step") != 0 ? args[0]
-                                               : args[1]);
+    bool step = n > 0 && !strcmp(args[0], "step"), kv = n > 0 && !strcmp(args[0], "kv");
+    if (n != 1 || !(step || kv)) {
+        fprintf(stderr, "firesteel bench: expected `step` or `kv`, got \"%s\"\n",
+                n == 0       ? ""
+                : step || kv ? args[1]
+                             : args[0]);
         options_free(o);
         return 2;
     }
     struct bench b = {0};
     struct buf file = {0};
     tool_catch_interrupt();
-    enum fst_status rc = bench_step(&b, o);
+    enum fst_status rc = kv ? bench_kv(&b, o) : bench_step(&b, o);
     if (rc == FST_OK) {
         put_file(&b, &file, argc, argv);
         if (options_text(o, "out"))

@@ -66,6 +66,7 @@ class Usage(Folder):
         run("score", expect=2)
         self.assertIn(b"nothing", run("bench", "nothing", expect=2).stderr)
         self.assertIn(b"stray", run("bench", "step", "stray", expect=2).stderr)
+        self.assertIn(b"stray", run("bench", "kv", "stray", expect=2).stderr)
         run("bench", expect=2)
         run("inspect", "a", "b", expect=2)
         run("inspect", "--preset", "v4-pro", "--model", MODEL, expect=2)
@@ -574,6 +575,18 @@ class Model(Folder):
             self.assertGreater(x["time_us"], 0)
             self.assertAlmostEqual(x["fraction_of_floor"], x["floor_us"] / x["time_us"],
                                    delta=2e-3 * max(1, x["fraction_of_floor"]))
+
+    def test_bench_kv(self):
+        """The prefix tree of a published geometry: what was taken is found, times and bytes are there."""
+        r = run_json("bench", "kv", "--context", "2000", "--kv-layout", "unified-bf16")
+        self.assertEqual([(x["name"], x["kind"], x["context"]) for x in r["rows"]],
+                         [("kv/take", "most", 1791), ("kv/restore", "most", 1791), ("kv/take", "page", 1792),
+                          ("kv/restore", "page", 1792), ("kv/match", "ids", 2000)])
+        self.assertGreater(r["rows"][0]["bytes"], r["rows"][2]["bytes"])
+        for x in r["rows"]:
+            self.assertGreater(x["time_us"], 0)
+        for args, text in ((("--context", "3"), b"at least 512"), (("--synthetic", "v9"), b"v4-pro-dspark")):
+            self.assertIn(text, run("bench", "kv", *args, expect=2).stderr)
 
     def test_bench_synthetic(self):
         """Random weights of a folder's configuration: decode, verify, prefill; blocks by kind of layer."""

@@ -43,6 +43,7 @@ TOOL_EXCEPTIONS = {
     "bench.h": ["device", "model"],
     "bench_ceilings.c": ["device", "model"],
     "bench_engine.c": ["device", "model"],
+    "bench_kv.c": ["weights", "kv", "model"],
     "bench_routing.h": ["kernels", "weights"],
     "bench_routing.c": ["kernels"],
     "bench_synthetic.h": ["kernels", "device", "weights", "kv", "model"],

@@ -1,0 +1,189 @@
+/* bench_kv.c - `bench kv`: what the prefix tree costs: finding a long prompt, taking and restoring snapshots of a
+ * model's geometry, against a plain copy of as many bytes in the same run.  Memory of the host, no
+ * weights, no engine; the contents do not matter. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "kv/snapshot.h"
+#include "kv/tree.h"
+#include "model/model.h"
+#include "tools/bench.h"
+#include "weights/weights.h"
+
+enum { TIMES = 15, KEPT = 4, TOKENS = 100000 };
+
+struct kv_bench {
+    struct bench *b;
+    struct weights *shape;
+    struct kv kv;
+    struct tree tree;
+    int32_t *ids;
+    uint8_t *from, *to; /* for the plain copy */
+    size_t copy_bytes;
+    int64_t n;
+    int slot;
+    double us[TIMES];
+};
+
+static int by_time(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The median of k->us as a row. */
+static enum fst_status put(struct kv_bench *k, const char *name, const char *kind, int64_t n,
+                           double bytes)
+{
+    qsort(k->us, TIMES, sizeof *k->us, by_time);
+    struct bench_row *r = bench_add(k->b, name, kind);
+    if (!r)
+        return fst_error(FST_ENOMEM, "bench: no memory");
+    r->rows = 1;
+    r->calls = TIMES;
+    r->context = n;
+    r->time_us = k->us[TIMES / 2];
+    r->p95_us = k->us[TIMES - 1];
+    r->c.bytes = bytes;
+    return FST_OK;
+}
+
+static double since_us(int64_t start)
+{
+    return (double)(clock_ns() - start) * 1e-3;
+}
+
+static enum fst_status open_all(struct kv_bench *k, const struct options *o)
+{
+    static const enum row_format formats[] = {ROW_FP8, ROW_BF16, ROW_PAGED};
+    const char *preset = options_text(o, "synthetic");
+    struct weights_report *report;
+    struct tree_opts t;
+
+    preset = preset ? preset : "v4-flash-dspark";
+    enum fst_status rc = weights_inspect_preset(&report, preset);
+    if (rc < 0)
+        return rc == FST_ENOTFOUND ? FST_EINVAL : rc;
+    rc = weights_shape(&k->shape, &report->config);
+    weights_report_free(report);
+    FST_TRY(rc);
+    if (k->shape->config.v41)
+        return fst_error(FST_EUNSUPPORTED, "--synthetic %s: its KV memory is not built", preset);
+    snprintf(k->b->preset, sizeof k->b->preset, "%s", preset);
+    k->b->cfg = k->shape->config;
+    snprintf(k->b->kernels, sizeof k->b->kernels, "none");
+    snprintf(k->b->layout, sizeof k->b->layout, "%s",
+             (const char *const[]){"unified-fp8", "unified-bf16",
+                                   "paged"}[options_word(o, "kv-layout")]);
+    k->n = options_is_given(o, "context") ? options_int(o, "context", 0) : TOKENS;
+    if (k->n < 2 * KERN_PAGE)
+        return fst_error(FST_EINVAL, "--context of bench kv must be at least %d, got %lld",
+                         2 * KERN_PAGE, (long long)k->n);
+    struct kv_spec spec = {.block = FST_MAX(k->b->cfg.gamma + 1, 2),
+                           .format = formats[options_word(o, "kv-layout")],
+                           .index_format = options_word(o, "index-keys") ? INDEX_FP8 : INDEX_FP4,
+                           .n_slots = 2,
+                           .n_pages = div_up(k->n, KERN_PAGE) + 2,
+                           .context_length = round_up(k->n, KERN_PAGE) + KERN_PAGE};
+    model_kv_spec(k->shape, k->shape->n_stages > 0, &spec);
+    FST_TRY(kv_init(&k->kv, &spec));
+    tree_opts_default(&t);
+    t.budget_bytes = KEPT * (kv_snapshot_bytes(&k->kv, KERN_PAGE - 1) + t.chunk_bytes);
+    FST_TRY(tree_init(&k->tree, &k->kv, &t));
+    k->copy_bytes = (size_t)kv_snapshot_bytes(&k->kv, KERN_PAGE - 1);
+    k->ids = mem_alloc((size_t)k->n * sizeof *k->ids);
+    k->from = mem_calloc(1, k->copy_bytes);
+    k->to = mem_calloc(1, k->copy_bytes);
+    if (!k->ids || !k->from || !k->to)
+        return fst_error(FST_ENOMEM, "bench: no memory");
+    struct rng r;
+    rng_init(&r, 1);
+    for (int64_t i = 0; i < k->n; i++)
+        k->ids[i] = (int32_t)rng_below(&r, (uint64_t)k->b->cfg.vocab_size);
+    FST_TRY(kv_slot_open(&k->kv, &k->slot));
+    return kv_reserve(&k->kv, k->slot, k->n);
+}
+
+/* What a copy of a snapshot's bytes takes here: the ceiling of all rows. */
+static void copies(struct kv_bench *k)
+{
+    for (int i = 0; i < TIMES; i++) {
+        int64_t start = clock_ns();
+        memcpy(k->to, k->from, k->copy_bytes);
+        k->us[i] = since_us(start);
+        k->from[(size_t)i] = k->to[k->copy_bytes - 1]; /* not to be left out */
+    }
+    qsort(k->us, TIMES, sizeof *k->us, by_time);
+    k->b->m.read_bytes_s = (double)k->copy_bytes / k->us[TIMES / 2] * 1e6;
+}
+
+/* A snapshot at n, over and over, and a slot that goes on from it. */
+static enum fst_status at(struct kv_bench *k, const char *kind, int64_t n)
+{
+    const struct tree_salt salt = {{0}};
+    struct tree_hold hold = {0};
+    struct tree_hit hit;
+    double bytes = (double)kv_snapshot_bytes(&k->kv, n);
+    int slot;
+
+    kv_commit(&k->kv, k->slot, n);
+    for (int i = 0; i < TIMES; i++) {
+        int64_t start = clock_ns();
+        FST_TRY(tree_take(&k->tree, k->slot, &salt, k->ids, n, n, NULL));
+        k->us[i] = since_us(start);
+        if (i + 1 < TIMES && !tree_drop(&k->tree, &salt, k->ids, n))
+            return fst_error(FST_EINTERNAL, "bench: a snapshot at %lld is not found", (long long)n);
+    }
+    FST_TRY(put(k, "kv/take", kind, n, bytes));
+    FST_TRY(kv_slot_open(&k->kv, &slot));
+    for (int i = 0; i < TIMES; i++) {
+        tree_match(&k->tree, &salt, k->ids, n + 1, &hit);
+        if (hit.n_restore != n)
+            return fst_error(FST_EINTERNAL, "bench: %lld of %lld are found",
+                             (long long)hit.n_restore, (long long)n);
+        int64_t start = clock_ns();
+        FST_TRY(tree_restore(&k->tree, slot, &hit, n + 1, &hold));
+        k->us[i] = since_us(start);
+        tree_unlock(&k->tree, &hold);
+        kv_slot_reset(&k->kv, slot);
+    }
+    kv_slot_close(&k->kv, slot);
+    return put(k, "kv/restore", kind, n, bytes);
+}
+
+static enum fst_status run(struct kv_bench *k)
+{
+    const struct tree_salt salt = {{0}};
+    int64_t end = (k->n - 1) / KERN_PAGE * KERN_PAGE; /* of a page, one id left behind it */
+    struct tree_hit hit;
+
+    copies(k);
+    FST_TRY(at(k, "most", end - 1));
+    FST_TRY(at(k, "page", end));
+    for (int i = 0; i < TIMES; i++) {
+        int64_t start = clock_ns();
+        tree_match(&k->tree, &salt, k->ids, k->n, &hit);
+        k->us[i] = since_us(start);
+    }
+    return put(k, "kv/match", "ids", k->n, (double)k->n * (double)sizeof *k->ids);
+}
+
+enum fst_status bench_kv(struct bench *b, const struct options *o)
+{
+    struct kv_bench k = {.b = b};
+    enum fst_status rc;
+
+    bench_host_names(b);
+    rc = open_all(&k, o);
+    if (rc == FST_OK)
+        rc = run(&k);
+    tree_release(&k.tree);
+    kv_release(&k.kv);
+    weights_free(k.shape);
+    mem_free(k.ids);
+    mem_free(k.from);
+    mem_free(k.to);
+    return rc;
+}
