@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -193,6 +194,85 @@ void file_map_release(struct file_map *m)
     if (m->data)
         munmap((void *)(uintptr_t)m->data, m->size);
     *m = (struct file_map){0};
+}
+
+enum fst_status file_log_open(struct file_log *l, const char *path)
+{
+    struct stat st;
+    enum fst_status rc = FST_OK;
+
+    *l = (struct file_log){0};
+    l->fd = door() ? open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
+    if (l->fd < 0)
+        return failed(path, "cannot open");
+    if (!door() || flock(l->fd, LOCK_EX | LOCK_NB) < 0)
+        rc = errno == EWOULDBLOCK ? fst_error(FST_EAGAIN, "%s: another process has it open", path)
+                                  : failed(path, "cannot lock");
+    else if (!door() || fstat(l->fd, &st) < 0)
+        rc = failed(path, "cannot read its size");
+    if (rc < 0) {
+        close(l->fd);
+        return rc;
+    }
+    l->is_open = true;
+    l->size = (uint64_t)st.st_size;
+    return FST_OK;
+}
+
+enum fst_status file_log_append(struct file_log *l, const char *path, const void *data, size_t len)
+{
+    const char *p = data;
+
+    for (size_t left = len; left > 0;) {
+        ssize_t n = door_write(l->fd, p, left);
+        if (n < 0) {
+            enum fst_status rc = failed(path, "cannot write");
+            /* A torn end is told by its checksum if this fails too. */
+            if (ftruncate(l->fd, (off_t)l->size) < 0)
+                errno = 0;
+            return rc;
+        }
+        p += n;
+        left -= (size_t)n;
+    }
+    l->size += len;
+    return FST_OK;
+}
+
+enum fst_status file_log_cut(struct file_log *l, const char *path, uint64_t size)
+{
+    if (!door() || ftruncate(l->fd, (off_t)size) < 0)
+        return failed(path, "cannot cut");
+    l->size = size;
+    return FST_OK;
+}
+
+enum fst_status file_log_rename(struct file_log *l, const char *path, const char *to)
+{
+    if (!door() || fsync(l->fd) < 0)
+        return failed(path, "cannot flush to the disk");
+    if (!door() || rename(path, to) < 0)
+        return failed(to, "cannot replace");
+    return FST_OK;
+}
+
+void file_log_release(struct file_log *l)
+{
+    if (l->is_open)
+        close(l->fd);
+    *l = (struct file_log){0};
+}
+
+enum fst_status file_make_folder(const char *path)
+{
+    if (door() && (mkdir(path, 0700) == 0 || (errno == EEXIST && file_is_folder(path))))
+        return FST_OK;
+    return failed(path, "cannot make the folder");
+}
+
+void file_remove(const char *path)
+{
+    unlink(path);
 }
 
 bool file_exists(const char *path)

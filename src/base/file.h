@@ -22,6 +22,25 @@ struct file_map {
 enum fst_status file_map_open(struct file_map *m, const char *path);
 void file_map_release(struct file_map *m);
 
+/* A file that grows at its end and belongs to one process at a time: records that outlive it.  Zero
+ * is a valid start.  The file is for its owner's eyes alone (mode 0600). */
+struct file_log {
+    bool is_open;
+    int fd;        /* owned */
+    uint64_t size; /* bytes in it */
+};
+/* Opens or makes it.  FST_EAGAIN when another process has it open. */
+enum fst_status file_log_open(struct file_log *l, const char *path);
+/* All or nothing: after a failure the file is cut back to its size before. */
+enum fst_status file_log_append(struct file_log *l, const char *path, const void *data, size_t len);
+enum fst_status file_log_cut(struct file_log *l, const char *path, uint64_t size);
+/* Flushes it to the disk and gives it the name `to`, replacing what has that name. */
+enum fst_status file_log_rename(struct file_log *l, const char *path, const char *to);
+void file_log_release(struct file_log *l);
+
+/* Makes the folder if it is not there; not those above it. */
+enum fst_status file_make_folder(const char *path);
+void file_remove(const char *path); /* as far as that goes */
 bool file_exists(const char *path);
 bool file_is_folder(const char *path);
 /* The folder of the running program; false when the system does not say. */

@@ -49,6 +49,11 @@ json_val *json_at(json_val *array, size_t i);
 json_val *json_get(json_val *object, const char *key); /* NULL if absent or not an object */
 /* i-th member in order of first appearance. */
 json_val *json_member(json_val *object, size_t i, const char **key, size_t *key_len);
+/* Whether two values mean the same: the order of members, white space, escapes and the spelling of
+ * numbers do not count (1, 1.0 and 10e-1 are one number; integers are compared to the last digit,
+ * however long; beside a fraction or an exponent the nearest double counts, which is what a client
+ * that read and wrote the number has kept). */
+bool json_same(json_val *a, json_val *b);
 
 /* Output.  json_put_string writes quotes and escapes \" \\ \b \f \n \r \t, other controls below
  * 0x20 as \u00xx; with JSON_ESCAPE_LINES also U+0085, U+2028 and U+2029 (they break some SSE

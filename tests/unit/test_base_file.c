@@ -163,6 +163,52 @@ static void test_read_faults(void **state)
     buf_release(&b);
 }
 
+static void test_log(void **state)
+{
+    struct file_log l, second;
+    struct buf b = {0};
+    char moved[200];
+    struct stat st;
+
+    (void)state;
+    snprintf(moved, sizeof moved, "%s/y", folder);
+    assert_int_equal(file_log_open(&l, path), FST_OK);
+    assert_int_equal(l.size, 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(file_log_open(&second, path), FST_EAGAIN);
+    assert_false(second.is_open);
+    assert_int_equal(file_log_append(&l, path, "one", 3), FST_OK);
+    file_fail_at(1);
+    assert_int_equal(file_log_append(&l, path, "two", 3), FST_EIO);
+    file_fail_at(0);
+    assert_int_equal(l.size, 3);
+    assert_int_equal(file_log_append(&l, path, "three", 5), FST_OK);
+    file_log_release(&l);
+    assert_int_equal(file_log_open(&l, path), FST_OK);
+    assert_int_equal(l.size, 8);
+    assert_int_equal(file_log_cut(&l, path, 3), FST_OK);
+    assert_int_equal(file_log_append(&l, path, "!", 1), FST_OK);
+    assert_int_equal(file_log_rename(&l, path, moved), FST_OK);
+    assert_int_equal(file_log_append(&l, moved, "?", 1), FST_OK); /* the same file */
+    file_log_release(&l);
+    assert_int_equal(file_read(&b, moved, 0), FST_OK);
+    assert_string_equal(buf_str(&b), "one!?");
+    assert_false(file_exists(path));
+    buf_release(&b);
+    for (uint64_t n = 1; n <= 3; n++) { /* open, lock, size */
+        file_fail_at(n);
+        assert_int_equal(file_log_open(&l, moved), FST_EIO);
+        file_fail_at(0);
+    }
+    assert_int_equal(file_make_folder(folder), FST_OK);
+    assert_int_equal(file_make_folder(moved), FST_EIO); /* a file */
+    file_remove(moved);
+    assert_int_equal(file_make_folder(moved), FST_OK);
+    assert_true(file_is_folder(moved));
+    assert_int_equal(rmdir(moved), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -171,6 +217,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_messages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_write_faults, setup, teardown),
         cmocka_unit_test_setup_teardown(test_read_faults, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_log, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
