@@ -57,7 +57,7 @@ INTERFACE = {
     "kernels": "kernels mat rows philox self_test",
     "weights": "weights config rope",
     "tokenizer": "tokenizer",
-    "chat": "chat parse stream",
+    "chat": "chat memory parse stream",
     "kv": "kv step sizing snapshot tree",
     "model": "model cost plan",
     "sample": "sample",
