@@ -12,6 +12,7 @@
 
 #include "base/arena.h"
 #include "base/base.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "tokenizer/tokenizer.h"
 
@@ -125,6 +126,10 @@ struct chat_request {
     bool separate_reasoning; /* true; false: thoughts stay in the content, with their tag */
     bool reference;          /* exactly the reference encoder, nothing of what a server adds */
     struct chat_defaults d;
+    /* Turns as the model wrote them, which chat_render puts back where the request sends them
+     * unchanged in meaning (memory.h), and whose they must be.  Borrowed; NULL: none. */
+    struct chat_memory *memory;
+    struct hash128 tenant;
 
     /* What a refusal was about, for error bodies: "messages[2].content", "invalid_type". */
     char error_param[160];
@@ -182,9 +187,19 @@ enum chat_start {
     CHAT_START_CALL       /* inside an invoke of start_name */
 };
 
+/* A stretch of the prompt that is ids as they were sampled. */
+struct chat_run {
+    size_t from, to;    /* its text, in bytes: what the ids decode to, for people */
+    const int32_t *ids; /* of the turn */
+    size_t n_ids;
+    const struct chat_turn *turn; /* a reference */
+};
+
 struct chat_prompt {
     struct buf text;
-    struct buf allowed; /* bitmap, see tokenizer_encode: where added tokens may be found */
+    struct buf allowed;    /* bitmap, see tokenizer_encode: where added tokens may be found */
+    struct chat_run *runs; /* (n_runs), in the order of the text; owned */
+    size_t n_runs;
     enum chat_start start;
     struct chat_str start_name; /* borrowed from the request */
     bool tools_on;              /* the reply may hold tool calls */
@@ -195,6 +210,8 @@ struct chat_prompt {
  * rendered (developer message without content, task without a user). */
 enum fst_status chat_render(struct chat_prompt *p, struct chat_request *r);
 void chat_prompt_release(struct chat_prompt *p);
+/* The text between runs is encoded, each stretch as one text; runs are their ids.  A run is bordered by
+ * what the template wrote when the ids were sampled, so the stretches are cut as they were then. */
 enum fst_status chat_encode(const struct chat_prompt *p, const struct tokenizer *t,
                             struct tokenizer_ids *out);
 

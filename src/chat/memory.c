@@ -4,6 +4,7 @@
  * reference, and a turn does not change. */
 #include "base/rng.h"
 #include "chat/memory_inside.h"
+#include "chat/protocol.h"
 
 enum { BUCKETS_MAX = 1 << 20 };
 
@@ -297,6 +298,25 @@ const struct chat_turn *chat_memory_find(struct chat_memory *m, struct hash128 t
         m->stats.missed++;
     pthread_mutex_unlock(&m->lock);
     return n ? &n->turn : NULL;
+}
+
+enum fst_status chat_turn_close(const struct tokenizer *t, struct tokenizer_ids *ids)
+{
+    static const char end[] = "calls>"; /* of the block's tag, in each of its spellings */
+    const size_t n_end = sizeof end - 1;
+    struct buf text = {0};
+    enum fst_status rc = tokenizer_decode(t, ids->id, ids->n, false, &text);
+    size_t n = text.len;
+
+    while (n && (text.data[n - 1] == '\n' || text.data[n - 1] == ' '))
+        n--;
+    if (rc == FST_OK && (n < n_end || memcmp(text.data + n - n_end, end, n_end) != 0)) {
+        const char *close = PROTOCOL_CALLS_CLOSE;
+        close += n < text.len && text.data[text.len - 1] == '\n'; /* the line break is there */
+        rc = tokenizer_encode_text(t, close, strlen(close), true, ids);
+    }
+    buf_release(&text);
+    return rc < 0 ? rc : tokenizer_ids_push(ids, tokenizer_specials(t)->eos);
 }
 
 static bool is_blank(char c)

@@ -53,6 +53,10 @@ struct hash128 chat_memory_tenant(const struct chat_memory *m, const char *key, 
  * its call ids gives way. */
 enum fst_status chat_memory_add(struct chat_memory *m, const struct chat_turn *turn);
 
+/* Appends what the model left out of a turn because its reply was ended for it: the end of the block,
+ * after a single call where several may not be, and the end of the turn.  Only FST_ENOMEM. */
+enum fst_status chat_turn_close(const struct tokenizer *t, struct tokenizer_ids *ids);
+
 /* The turn that made this call, as most recently used; NULL: not known to this tenant.  Give it back
  * with chat_turn_unref. */
 const struct chat_turn *chat_memory_find(struct chat_memory *m, struct hash128 tenant,

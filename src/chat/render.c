@@ -8,6 +8,7 @@
  *
  * Every byte is marked: written by the template (special tokens count) or by a client (they do
  * not, so that nobody can type a role change). */
+#include "chat/memory.h"
 #include "chat/protocol.h"
 #include "chat/request.h"
 
@@ -278,6 +279,69 @@ static void put_continued(struct render *w, const struct chat_message *m, bool w
     put_str(w, text);
 }
 
+/* ids from..end of a turn, which the prompt refers to from now on. */
+static enum fst_status put_run(struct render *w, const struct chat_turn *t, size_t from)
+{
+    struct chat_prompt *p = w->p;
+    struct chat_run *more = mem_realloc(p->runs, (p->n_runs + 1) * sizeof *more);
+    struct chat_run *run;
+    struct buf text = {0};
+    enum fst_status rc;
+
+    if (!more) {
+        chat_turn_unref(t);
+        return fst_error(FST_ENOMEM, "no memory for a prompt");
+    }
+    p->runs = more;
+    run = &more[p->n_runs++];
+    *run = (struct chat_run){
+        .from = p->text.len, .ids = t->ids + from, .n_ids = t->n_ids - from, .turn = t};
+    rc = chat_memory_text(w->r->memory, run->ids, run->n_ids, &text);
+    if (rc == FST_OK)
+        write_marked(w, buf_str(&text), text.len, false);
+    buf_release(&text);
+    run->to = p->text.len;
+    return rc;
+}
+
+/* The model's own ids instead of m, if m is a turn that it wrote and that came back unchanged; *done
+ * says so.  Whether thoughts are shown is the format's business and not the client's: where they are
+ * dropped, what was sampled behind them stands. */
+static enum fst_status put_sampled(struct render *w, const struct chat_message *m,
+                                   bool with_thoughts, bool *done)
+{
+    const struct chat_turn *t = NULL;
+    size_t from = 0;
+
+    *done = false;
+    if (w->r->memory && m->n_calls && m->calls[0].id.len)
+        t = chat_memory_find(w->r->memory, w->r->tenant, m->calls[0].id);
+    if (!t)
+        return FST_OK;
+    enum fst_status rc = chat_turn_matches(t, m, done);
+    if (rc == FST_OK)
+        chat_memory_count(w->r->memory, *done);
+    if (t->start == CHAT_START_REASONING && !with_thoughts) {
+        from = t->n_thought;
+        *done &= from > 0; /* thoughts that never ended have nothing behind them */
+    }
+    if (rc < 0 || !*done) {
+        chat_turn_unref(t);
+        return rc;
+    }
+    if (t->start != CHAT_START_REASONING && with_thoughts)
+        put_think(w, false); /* it was written with thinking off, or its call was opened for it */
+    if (t->start == CHAT_START_BLOCK || t->start == CHAT_START_CALL)
+        put(w, "\n\n" PROTOCOL_CALLS_OPEN);
+    if (t->start == CHAT_START_CALL) {
+        put(w, PROTOCOL_INVOKE_OPEN);
+        put_str(w, m->calls[0].name);
+        put(w, PROTOCOL_INVOKE_GO);
+    }
+    w->in_think = w->is_open = false;
+    return put_run(w, t, from);
+}
+
 static enum fst_status put_assistant(struct render *w, size_t i)
 {
     const struct turn *t = &w->turns[i];
@@ -291,6 +355,12 @@ static enum fst_status put_assistant(struct render *w, size_t i)
      * the reply was made from. */
     if (!w->r->reference && !w->is_open)
         put_header(w, with_thoughts);
+    if (!w->r->reference && !is_continued && !t->wo_eos && !after_task) {
+        bool done;
+        FST_TRY(put_sampled(w, m, with_thoughts, &done));
+        if (done)
+            return FST_OK;
+    }
     if (is_continued)
         put_continued(w, m, with_thoughts);
     else {
@@ -717,18 +787,4 @@ enum fst_status chat_render(struct chat_prompt *p, struct chat_request *r)
     if (p->start == CHAT_START_CONTENT && w.in_think)
         p->start = CHAT_START_REASONING;
     return w.failed || r->failed || p->text.failed || p->allowed.failed ? no_memory() : FST_OK;
-}
-
-void chat_prompt_release(struct chat_prompt *p)
-{
-    buf_release(&p->text);
-    buf_release(&p->allowed);
-    *p = (struct chat_prompt){0};
-}
-
-enum fst_status chat_encode(const struct chat_prompt *p, const struct tokenizer *t,
-                            struct tokenizer_ids *out)
-{
-    return tokenizer_encode(t, buf_str(&p->text), p->text.len, (const uint8_t *)p->allowed.data,
-                            out);
 }

@@ -107,6 +107,10 @@ static bool render(struct gen *g, json_val *body)
     }
     if (rc == FST_ENOMEM)
         return gen_oom(g);
+    if (rc == FST_OK && !remember_tenant(g->s, g->key, body, &g->tenant, e))
+        return false;
+    g->chat.memory = g->s->memory;
+    g->chat.tenant = g->tenant;
     if (rc == FST_OK && !json_is_null(messages))
         rc = chat_render(&g->prompt, &g->chat);
     if (rc == FST_ENOMEM)

@@ -122,6 +122,21 @@ static const char *upper(char out[32], const char *s)
     return out;
 }
 
+static void put_call_memory(const struct server *s, struct buf *b)
+{
+    struct chat_memory_stats m = {0};
+    if (s->memory)
+        chat_memory_get_stats(s->memory, &m);
+    buf_printf(b,
+               "\"call_memory\":{\"ids\":%zu,\"turns\":%zu,\"bytes\":%zu,\"file_bytes\":%llu,"
+               "\"on_disk\":%s,\"added\":%llu,\"evicted\":%llu,\"spliced\":%llu,"
+               "\"changed\":%llu,\"unknown\":%llu},",
+               m.n_ids, m.n_turns, m.n_bytes, (unsigned long long)m.file_bytes,
+               m.on_disk ? "true" : "false", (unsigned long long)m.added,
+               (unsigned long long)m.evicted, (unsigned long long)m.spliced,
+               (unsigned long long)m.changed, (unsigned long long)m.missed);
+}
+
 void api_server_info(struct server *s, struct exch *x)
 {
     struct buf b = {0};
@@ -166,6 +181,7 @@ void api_server_info(struct server *s, struct exch *x)
                lc.connections, lc.exchanges, (unsigned long long)lc.accepted,
                (unsigned long long)lc.refused, (unsigned long long)lc.requests, s->n_gens,
                (unsigned long long)s->handles_taken, (unsigned long long)s->handles_given);
+    put_call_memory(s, &b);
     buf_printf(&b, "\"internal_states\":[{\"last_gen_throughput\":%.3f,\"avg_spec_accept_length\":",
                st.last_decode_tok_s);
     if (spec && st.spec.verify_steps)

@@ -10,6 +10,7 @@ struct task {
     struct exch *x; /* NULL: the client left */
     void (*run)(struct task *t, json_val *body);
     struct buf body, out;
+    char *key; /* owned: of the sender (auth_key) */
     struct api_error err;
 };
 
@@ -55,13 +56,17 @@ static void done(void *ud)
     }
     buf_release(&t->body);
     buf_release(&t->out);
+    mem_free(t->key);
     mem_free(t);
 }
 
 static void start(struct server *s, struct exch *x, void (*run)(struct task *, json_val *))
 {
     struct task *t = mem_calloc(1, sizeof *t);
-    if (!t) {
+    char *key = mem_strdup(auth_key(s, x));
+    if (!t || !key) {
+        mem_free(t);
+        mem_free(key);
         struct api_error e = {0};
         api_fail(&e, 503, "out_of_memory", NULL, "out of memory for this request");
         api_send_error(x, &e, SHAPE_OPENAI);
@@ -70,6 +75,7 @@ static void start(struct server *s, struct exch *x, void (*run)(struct task *, j
     t->s = s;
     t->x = x;
     t->run = run;
+    t->key = key;
     t->body = x->body;
     x->body = (struct buf){0};
     x->ud = t;
@@ -100,6 +106,9 @@ static bool encode(struct task *t, json_val *v, const char *param, bool specials
 static bool render(struct task *t, json_val *body, struct chat_request *r, struct chat_prompt *p)
 {
     enum fst_status rc = chat_request_from_json(r, body, &t->s->chat);
+    r->memory = t->s->memory;
+    if (rc == FST_OK && !remember_tenant(t->s, t->key, body, &r->tenant, &t->err))
+        return false;
     if (rc == FST_OK)
         rc = chat_render(p, r);
     if (rc == FST_ENOMEM)

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/rng.h"
+#include "chat/memory.h"
 #include "server/http.h"
 #include "server/loop.h"
 #include "server/metrics.h"
@@ -21,8 +22,10 @@ struct server {
     struct server_opts o;
     struct loop *loop;
     enum server_state state;
-    fst_engine *engine;    /* set when READY; constant afterwards */
-    struct tokenizer *tok; /* the same; read by helper threads */
+    fst_engine *engine;         /* set when READY; constant afterwards */
+    struct tokenizer *tok;      /* the same; read by helper threads */
+    struct chat_memory *memory; /* set when READY unless it is off; locks itself */
+    bool saving, unsaved;       /* a helper thread writes it; there is more to write */
     struct fst_engine_info info;
     struct chat_defaults chat;
     char model_name[256];
@@ -47,6 +50,7 @@ struct server {
         _Atomic int stage; /* LOAD_* */
         fst_engine *engine;
         struct tokenizer *tok;
+        struct chat_memory *memory;
         struct fst_engine_info info;
         enum chat_profile profile;
         enum fst_status rc;
@@ -90,11 +94,20 @@ const char *api_quote_value(char out[96], json_val *v);
 /* prefix + 24 random letters and digits. */
 void api_random_id(char out[64], const char *prefix);
 
+/* ------------------------------------------------------------------ remembered calls */
+
+/* Whose turns a request may have back: those of its key and its "cache_salt".  False for a salt that
+ * is no text.  Any thread. */
+bool remember_tenant(const struct server *s, const char *key, json_val *body, struct hash128 *out,
+                     struct api_error *e);
+
 /* ------------------------------------------------------------------ routing */
 
 void route_dispatch(struct server *s, struct exch *x);
 /* 0 when the request may pass, else the error is filled in. */
 bool auth_check(const struct server *s, const struct exch *x, bool admin, struct api_error *e);
+/* The key that let this request in, "" when none is asked for. */
+const char *auth_key(const struct server *s, const struct exch *x);
 bool auth_equal(const char *a, const char *b); /* time depends on the length of b alone */
 
 void api_chat(struct server *s, struct exch *x);

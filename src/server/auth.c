@@ -23,6 +23,12 @@ static const char *presented_key(const struct exch *x)
     return exch_header(x, "x-api-key");
 }
 
+const char *auth_key(const struct server *s, const struct exch *x)
+{
+    const char *key = s->o.n_api_keys ? presented_key(x) : NULL;
+    return key ? key : "";
+}
+
 bool auth_check(const struct server *s, const struct exch *x, bool admin, struct api_error *e)
 {
     const char *key = presented_key(x);

@@ -73,6 +73,7 @@ static void gen_free(struct gen *g)
     }
     json_free(g->doc);
     buf_release(&g->body);
+    mem_free(g->key);
     mem_free(g->rid);
     mem_free(g->model);
     if (g->prev)
@@ -521,6 +522,7 @@ static void end_choice(struct gen_choice *c)
     c->matched_stop = r->stop_index;
     if (!by_text && c->view.finish == FST_FINISH_STOP)
         c->matched_id = c->view.matched_id;
+    remember_choice(c); /* before the client can send it back */
     if (g->stream && !g->err.status)
         g->d->choice_end(c);
 }
@@ -715,7 +717,9 @@ void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
     x->on_gone = on_gone;
     x->on_tick = on_tick;
     g->working = true;
-    if (g->body.len > INLINE_BODY_MAX) {
+    if (!(g->key = mem_strdup(auth_key(s, x))))
+        gen_oom(g);
+    else if (g->body.len > INLINE_BODY_MAX) {
         if (loop_work(s->loop, prepare, prepared, g) == FST_OK)
             return;
         gen_oom(g);

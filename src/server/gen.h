@@ -106,6 +106,7 @@ struct gen {
     struct api_error err;
 
     char id[64];
+    char *key;   /* owned: of the sender (auth_key) */
     char *rid;   /* owned; NULL: none */
     char *model; /* owned */
     int64_t created;
@@ -116,6 +117,7 @@ struct gen {
     struct gen_params *params; /* owned; one, or one per prompt */
     size_t n_params;
     bool has_chat;
+    struct hash128 tenant;
     struct chat_request chat;
     struct chat_prompt prompt;
     enum chat_stream_kind kind;
@@ -145,6 +147,9 @@ bool gen_check_prompt(struct gen *g, size_t i, const char *param);
 bool gen_read_ids(struct gen *g, json_val *array, const char *param, struct tokenizer_ids *out);
 bool gen_set_model(struct gen *g, json_val *body);
 bool gen_oom(struct gen *g);
+
+/* remember.c: keeps what the model wrote when the reply of this choice has calls. */
+void remember_choice(const struct gen_choice *c);
 
 /* For streams: the head if it is not out yet, then one event. */
 void gen_send_event(struct gen *g, const struct buf *json);

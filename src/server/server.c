@@ -35,6 +35,10 @@ void server_opts_default(struct server_opts *o)
         .log_requests_level = 1,
         .flags_json = "",
     };
+    struct chat_memory_opts mo;
+    chat_memory_opts_default(&mo);
+    o->call_memory_ids = mo.max_ids;
+    o->call_memory_bytes = mo.max_bytes;
     http_limits_default(&o->limits);
     chat_defaults_init(&o->chat);
 }
@@ -123,6 +127,13 @@ static enum fst_status load(struct server *s)
     if (named > s->load.info.vocab_size)
         return fst_error(FST_EFORMAT, "%s: tokenizer.json names %d ids, the model has only %d rows",
                          s->model_dir, named, s->load.info.vocab_size);
+    if (s->o.call_memory_ids) {
+        struct chat_memory_opts mo = {.tokenizer = s->load.tok,
+                                      .max_ids = s->o.call_memory_ids,
+                                      .max_bytes = s->o.call_memory_bytes,
+                                      .dir = s->o.call_memory_dir};
+        FST_TRY(chat_memory_new(&s->load.memory, &mo));
+    }
     s->load.what = "warm-up";
     return s->o.skip_warmup ? FST_OK : warm_up(s);
 }
@@ -166,6 +177,7 @@ static void loaded(struct server *s)
     pthread_join(s->loader, NULL);
     s->engine = s->load.engine;
     s->tok = s->load.tok;
+    s->memory = s->load.memory;
     s->info = s->load.info;
     s->chat.profile = s->load.profile;
     if (s->load.rc < 0) {
@@ -422,6 +434,7 @@ enum fst_status server_run(const struct server_opts *o)
     FST_ASSERT(s->handles_taken == s->handles_given);
     fst_engine_close(s->engine);
     loop_free(s->loop);
+    chat_memory_free(s->memory);
     tokenizer_free(s->tok);
     mem_free(s);
     return rc < 0 ? fst_error(rc, "%s", message) : FST_OK;

@@ -27,13 +27,17 @@ struct server_opts {
     bool cors;
     struct http_limits limits;
     struct chat_defaults chat; /* profile is set from the checkpoint */
-    int max_n;                 /* 128 choices per prompt */
-    int stream_interval;       /* 1 token per event */
-    double sse_keepalive_s;    /* 10; 0 off */
-    double shutdown_grace_s;   /* 30 */
-    double health_stall_s;     /* 30: unhealthy when work waits and no step ended for so long */
-    double watchdog_s;         /* 300: and the process ends after so long; 0 off */
-    double request_timeout_s;  /* 0: none */
+    /* What is remembered of replies with calls (chat/memory.h). */
+    size_t call_memory_ids;      /* 100,000 call ids; 0: nothing is remembered */
+    size_t call_memory_bytes;    /* 256 MiB */
+    const char *call_memory_dir; /* NULL: not kept on disk */
+    int max_n;                   /* 128 choices per prompt */
+    int stream_interval;         /* 1 token per event */
+    double sse_keepalive_s;      /* 10; 0 off */
+    double shutdown_grace_s;     /* 30 */
+    double health_stall_s;       /* 30: unhealthy when work waits and no step ended for so long */
+    double watchdog_s;           /* 300: and the process ends after so long; 0 off */
+    double request_timeout_s;    /* 0: none */
     bool skip_warmup;
     bool strict_model_name;     /* 404 for other names than the served one */
     bool strict_max_tokens;     /* 400 instead of clamping */
