@@ -100,6 +100,11 @@ struct chat_defaults {
     bool placeholder_parts;    /* false: image parts are refused; true: "[Unsupported image_url]" */
     bool special_in_content;   /* false; true: control text typed by users becomes control tokens */
     bool escape_dsml; /* false; true: "</DSML" and "</tool_result>" in payloads lose their '<' */
+    bool
+        drop_billing_line; /* true: "x-anthropic-billing-header: ..." at the front of the system text,
+                             * which changes with every request, is left out */
+    bool move_date_lines; /* false; true: lines of the system text that state date or time stand
+                             * behind the last user turn's text instead */
     bool coerce_args; /* true: string arguments become what the schema asks for, if they parse */
 };
 void chat_defaults_init(struct chat_defaults *d);

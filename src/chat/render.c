@@ -9,6 +9,7 @@
  * Every byte is marked: written by the template (special tokens count) or by a client (they do
  * not, so that nobody can type a role change). */
 #include "chat/memory.h"
+#include "chat/noise.h"
 #include "chat/protocol.h"
 #include "chat/request.h"
 
@@ -701,6 +702,38 @@ static void arrange(struct render *w)
     find_last_user(w);
 }
 
+/* Lines of the system text that change with every request: see noise.c. */
+static void quiet(struct render *w)
+{
+    struct chat_request *r = w->r;
+    struct turn *system = w->turns, *last = w->last_user < 0 ? NULL : &w->turns[w->last_user];
+    struct buf lines = {0};
+    struct chat_message *m;
+
+    if (r->reference || system->role != CHAT_SYSTEM)
+        return;
+    for (size_t k = 0; r->d.drop_billing_line && k < system->n_m; k++) {
+        system->m[k] = noise_without_billing(r, system->m[k]);
+        if (has_text(system->m[k]))
+            break;
+    }
+    if (!r->d.move_date_lines || !last || last->role != CHAT_USER)
+        return;
+    for (size_t k = 0; k < system->n_m; k++)
+        system->m[k] = noise_without_dates(r, system->m[k], &lines);
+    if (lines.len && !lines.failed) {
+        m = arena_calloc(&r->arena, 1, sizeof *m);
+        if (m) {
+            m->role = CHAT_USER;
+            chat_add_text(r, m, lines.data, lines.len - 1);
+            add_block(w, last, BLOCK_TEXT, m);
+        }
+        w->failed |= !m;
+    }
+    w->failed |= lines.failed;
+    buf_release(&lines);
+}
+
 /* ---- the whole prompt ----------------------------------------------------------------------- */
 
 static const char *effort_text(const struct chat_request *r)
@@ -770,7 +803,8 @@ enum fst_status chat_render(struct chat_prompt *p, struct chat_request *r)
     if (w.n_turns == 0)
         return fst_error(FST_EINVAL, "Messages cannot be empty.");
     arrange(&w);
-    if (w.failed)
+    quiet(&w);
+    if (w.failed || r->failed)
         return no_memory();
     p->tools_on = any_tools(&w) && r->tool_choice != CHAT_TOOLS_NONE;
     if (r->add_bos)

@@ -5,7 +5,7 @@
 
 void chat_defaults_init(struct chat_defaults *d)
 {
-    *d = (struct chat_defaults){.thinking = true, .coerce_args = true};
+    *d = (struct chat_defaults){.thinking = true, .drop_billing_line = true, .coerce_args = true};
 }
 
 void chat_request_init(struct chat_request *r, const struct chat_defaults *d)

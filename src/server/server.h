@@ -51,6 +51,12 @@ struct server_opts {
     const char *flags_json;
 };
 void server_opts_default(struct server_opts *o);
+/* Flags for the fields about prompts (call_memory_*, and of `chat` the lines of system texts), and those
+ * fields from parsed flags; texts are borrowed from o. */
+struct options;
+struct option_group;
+extern const struct option_group server_prompt_group;
+void server_prompt_opts(struct server_opts *s, const struct options *o);
 
 /* What a model folder says that the engine's door does not.  Any thread.
  * A whole number of its config.json; 0 when there is none: opening the engine says what is wrong. */

@@ -6,9 +6,12 @@
 #include <stdio.h>
 #include <cmocka.h>
 
+#include "chat/memory.h"
 #include "chat/protocol.h"
 #include "chat/stream.h"
+#include "base/log.h"
 #include "support/replies.h"
+#include "support/tmpdir.h"
 #include "support/vectors.h"
 
 static struct tokenizer *tok;
@@ -63,6 +66,82 @@ static void render(void **state)
         chat_request_release(&r);
     } while (used >= n);
     assert_true(n > 20);
+    json_free(d);
+}
+
+/* A turn that is remembered and found again: what fails is said, and the memory stays whole. */
+static void remembered(void **state)
+{
+    static const char sent[] =
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"x-anthropic-billing-header: 1\\nTime: "
+        "12\\ns\"},{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":"
+        "[{\"type\":\"text\",\"text\":\"c\"}],\"tool_calls\":[{\"id\":\"1\",\"function\":{"
+        "\"name\":\"f\",\"arguments\":\"{ \\\"a\\\":1}\"}}]},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"r\"}]}";
+    struct chat_call call = {{"1", 1}, {"f", 1}, {"{\"a\": 1.0}", 10}};
+    struct chat_defaults def;
+    struct json_doc *d;
+    uint64_t n = 0, used;
+    char dir[64];
+
+    (void)state;
+    tmpdir_make(dir, sizeof dir);
+    log_set_level(LOG_LEVEL_ERROR);
+    chat_defaults_init(&def);
+    def.move_date_lines = true;
+    assert_int_equal(json_parse(&d, sent, sizeof sent - 1), FST_OK);
+    do {
+        struct chat_memory_opts o;
+        struct chat_memory *m;
+        struct chat_request r;
+        struct chat_prompt p = {0};
+        struct tokenizer_ids ids = {0}, sampled = {0};
+        struct chat_turn t = {.content = {"c", 1}, .calls = &call, .n_calls = 1};
+        uint64_t before = mem_count();
+        enum fst_status rc;
+
+        chat_request_init(&r, NULL);
+        chat_memory_opts_default(&o);
+        o.tokenizer = tok;
+        o.max_ids = 1;
+        o.dir = dir;
+        mem_fail_at(++n);
+        rc = chat_memory_new(&m, &o);
+        if (rc == FST_OK)
+            rc = tokenizer_encode_text(tok, "c, sampled", 10, false, &sampled);
+        if (rc == FST_OK)
+            rc = chat_turn_close(tok, &sampled);
+        t.ids = sampled.id;
+        t.n_ids = sampled.n;
+        for (int i = 0; rc == FST_OK && i < 3; i++) { /* the third makes the file compact */
+            rc = chat_memory_add(m, &t);
+            if (rc == FST_OK)
+                chat_memory_save(m); /* may fail, and then goes on without the file */
+        }
+        if (rc == FST_OK)
+            rc = chat_request_from_json(&r, json_root(d), &def);
+        r.memory = m;
+        if (rc == FST_OK)
+            rc = chat_render(&p, &r);
+        if (rc == FST_OK)
+            rc = chat_encode(&p, tok, &ids);
+        mem_fail_at(0);
+        used = mem_count() - before;
+        if (rc != FST_OK && rc != FST_ENOMEM)
+            fail_msg("allocation %d: %s", (int)n, fst_error_text());
+        if (used < n)
+            assert_int_equal(rc, FST_OK);
+        if (rc == FST_OK)
+            assert_int_equal(p.n_runs, 1);
+        tokenizer_ids_release(&ids);
+        tokenizer_ids_release(&sampled);
+        chat_prompt_release(&p);
+        chat_request_release(&r);
+        chat_memory_free(m);
+    } while (used >= n);
+    assert_true(n > 40);
+    log_set_level(LOG_LEVEL_INFO);
+    tmpdir_remove(dir);
     json_free(d);
 }
 
@@ -171,8 +250,8 @@ static void stream(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(render), cmocka_unit_test(build_by_hand),
-                                       cmocka_unit_test(stream)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(render), cmocka_unit_test(remembered),
+                                       cmocka_unit_test(build_by_hand), cmocka_unit_test(stream)};
     int rc;
 
     if (tokenizer_load(&tok, TINY_TOKENIZER) < 0) {

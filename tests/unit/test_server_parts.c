@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "base/options.h"
 #include "server/app.h"
 #include "server/fields.h"
 #include "server/peer.h"
@@ -195,6 +196,51 @@ static void quotes_what_came(void **state)
     assert_string_equal(out + 63, "...");
 }
 
+/* The flags' defaults are those of the struct, and each switch does what it says. */
+static void reads_prompt_flags(void **state)
+{
+    static const char *const lines[] = {
+        "x",
+        "x --tool-memory-max-ids=5 --tool-memory-max-bytes 1MiB --tool-memory-dir /d "
+        "--move-date-lines",
+        "x --disable-exact-dsml-tool-replay --keep-billing-header",
+    };
+    struct server_opts want[3];
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        server_opts_default(&want[i]);
+    assert_int_equal(want[0].call_memory_ids, 100000);
+    assert_int_equal(want[0].call_memory_bytes, 256 << 20);
+    assert_true(want[0].chat.drop_billing_line);
+    want[1].call_memory_ids = 5;
+    want[1].call_memory_bytes = 1 << 20;
+    want[1].call_memory_dir = "/d";
+    want[1].chat.move_date_lines = true;
+    want[2].call_memory_ids = 0;
+    want[2].chat.drop_billing_line = false;
+    for (int i = 0; i < 3; i++) {
+        char text[256], *argv[16], *at = text, *word;
+        struct server_opts got;
+        struct options *o;
+        int argc = 0;
+        snprintf(text, sizeof text, "%s", lines[i]);
+        while ((word = strsep(&at, " ")))
+            argv[argc++] = word;
+        assert_int_equal(options_new(&o, "x", "", &server_prompt_group, 1), FST_OK);
+        assert_int_equal(options_parse(o, argc, argv), FST_OK);
+        server_opts_default(&got);
+        server_prompt_opts(&got, o);
+        assert_int_equal(got.call_memory_ids, want[i].call_memory_ids);
+        assert_int_equal(got.call_memory_bytes, want[i].call_memory_bytes);
+        assert_int_equal(!got.call_memory_dir, !want[i].call_memory_dir);
+        if (got.call_memory_dir)
+            assert_string_equal(got.call_memory_dir, want[i].call_memory_dir);
+        assert_int_equal(got.chat.drop_billing_line, want[i].chat.drop_billing_line);
+        assert_int_equal(got.chat.move_date_lines, want[i].chat.move_date_lines);
+        options_free(o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +248,7 @@ int main(void)
         cmocka_unit_test(knows_peers),        cmocka_unit_test(compares_keys),
         cmocka_unit_test(counts_in_buckets),  cmocka_unit_test(lets_neutral_values_pass),
         cmocka_unit_test(reads_typed_fields), cmocka_unit_test(quotes_what_came),
+        cmocka_unit_test(reads_prompt_flags),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
