@@ -283,12 +283,15 @@ static enum fst_status load(struct chat_memory *m, struct hash128 vocabulary)
 /* The one warning: from here on the memory is without a file. */
 static void give_up(struct chat_memory *m)
 {
+    char why[1100];
+
     pthread_mutex_lock(&m->lock);
     m->keeps = false;
     memory_list_release(&m->waiting);
     pthread_mutex_unlock(&m->lock);
     file_log_release(&m->log);
-    log_warn("call memory off the disk", "why=\"%s\" it goes on in memory alone", fst_error_text());
+    log_warn("call memory off the disk", "why=%s",
+             log_value(why, sizeof why, fst_error_text(), strlen(fst_error_text())));
 }
 
 void memory_file_open(struct chat_memory *m)
@@ -426,7 +429,7 @@ void chat_memory_save(struct chat_memory *m)
     pthread_mutex_unlock(&m->lock);
     if (rc == FST_OK && (m->damaged || m->log.size > 2 * live))
         rc = compact(m);
-    if (rc < 0)
+    if (rc < 0 && rc != FST_ENOMEM) /* memory comes back: what was to be written now is not */
         give_up(m);
     pthread_mutex_lock(&m->lock);
     m->stats.file_bytes = m->log.size;

@@ -68,7 +68,7 @@ static enum fst_status remember(const struct gen_choice *c, struct chat_call *ca
                           .calls = calls,
                           .n_calls = c->n_calls};
     size_t thought = (size_t)c->n_reasoning;
-    if (t.start == CHAT_START_REASONING && thought && thought <= n &&
+    if (rc == FST_OK && t.start == CHAT_START_REASONING && thought && thought <= n &&
         ids.id[thought - 1] == tokenizer_specials(g->s->tok)->end_think)
         t.n_thought = thought;
     for (size_t i = 0; i < c->n_calls; i++)
@@ -100,14 +100,16 @@ static bool is_whole(const struct gen_choice *c)
 void remember_choice(const struct gen_choice *c)
 {
     struct server *s = c->g->s;
-    if (!s->memory || c->g->kind != CHAT_STREAM_CHAT || !is_whole(c))
+    if (!s->memory || c->g->err.status || c->g->kind != CHAT_STREAM_CHAT || !is_whole(c))
         return;
     struct chat_call *calls = mem_calloc(c->n_calls, sizeof *calls);
     enum fst_status rc =
         calls ? remember(c, calls) : fst_error(FST_ENOMEM, "out of memory for the calls");
     mem_free(calls);
+    char why[256];
     if (rc < 0)
-        log_debug("reply not remembered", "id=%s why=\"%s\"", c->g->id, fst_error_text());
+        log_debug("reply not remembered", "id=%s why=%s", c->g->id,
+                  log_value(why, sizeof why, fst_error_text(), strlen(fst_error_text())));
     else
         start_saving(s);
 }

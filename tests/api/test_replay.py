@@ -279,6 +279,27 @@ class Replay(unittest.TestCase):
         b, p, ids, m = self.reply(messages=[{"role": "user", "content": "word " * 30000}])
         self.spliced(b, p, ids, m)
 
+    def test_billing_lines(self):
+        """A line that changes with every request changes no prompt, and is no part of it."""
+        def body(line):
+            return {"messages": [{"role": "system", "content": [{"type": "text", "text": t} for t in line + ["You help."]]},
+                                 {"role": "user", "content": "hi"}]}
+        ids = [self.ids(body(line)) for line in ([], ["x-anthropic-billing-header: cc_version=1; cch=aaaaa;"],
+                                                 ["x-anthropic-billing-header: cc_version=1; cch=bbbbb;\n"])]
+        self.assertEqual(ids[0], ids[1])
+        self.assertEqual(ids[0], ids[2])
+        self.assertNotEqual(ids[0], self.ids(body(["Date: 2026-01-01\n"])))  # other lines stay
+
+    def test_late_system_message(self):
+        """It is a user turn where it stands: the turns before it keep their ids."""
+        talk = [{"role": "system", "content": "You help."}]
+        for i in range(5):
+            talk += [{"role": "user", "content": "question %d" % i}, {"role": "assistant", "content": "answer %d" % i}]
+        off = {"thinking": {"type": "disabled"}}
+        before = self.ids(dict(off, messages=talk, add_generation_prompt=False))
+        late = talk + [{"role": "system", "content": "Mind the gap."}, {"role": "user", "content": "go"}]
+        self.assertEqual(self.ids(dict(off, messages=late))[:len(before)], before)
+
     def test_salt_must_be_a_text(self):
         body = {"messages": [{"role": "user", "content": "x"}], "cache_salt": 5}
         for path in ("/v1/chat/completions", "/tokenize"):

@@ -82,7 +82,10 @@ static void remembered(void **state)
     struct chat_defaults def;
     struct json_doc *d;
     uint64_t n = 0, used;
-    char dir[64];
+    char dir[64], pattern[80], *bytes = NULL;
+    const char *name = NULL;
+    size_t len = 0;
+    glob_t found;
 
     (void)state;
     tmpdir_make(dir, sizeof dir);
@@ -138,7 +141,19 @@ static void remembered(void **state)
         chat_prompt_release(&p);
         chat_request_release(&r);
         chat_memory_free(m);
-    } while (used >= n);
+        if (rc == FST_OK && !bytes) {
+            snprintf(pattern, sizeof pattern, "%s/calls-*", dir);
+            assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+            name = strrchr(found.gl_pathv[0], '/') + 1;
+            bytes = tmpdir_read(dir, name, &len);
+            n = 0;
+        }
+        if (bytes) /* the same for each: what is read counts too */
+            tmpdir_write(dir, name, bytes, len);
+    } while (used >= n && n < 1000);
+    assert_true(n < 1000);
+    globfree(&found);
+    free(bytes);
     assert_true(n > 40);
     log_set_level(LOG_LEVEL_INFO);
     tmpdir_remove(dir);

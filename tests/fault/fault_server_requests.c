@@ -16,19 +16,21 @@
 #include "api/fake_engine.c"
 #include "base/log.h"
 #include "server/server.h"
+#include "support/tmpdir.h"
 
 enum { N_MAX = 4000 };
 
 static int port;
 static char text[1 << 16]; /* request, then answer */
 static enum fst_status ended;
+static char dir[64]; /* of the scripted model, and of what is remembered of its calls */
 
 static void *serve(void *ud)
 {
     struct server_opts o;
     (void)ud;
     server_opts_default(&o);
-    o.engine.model_dir = "models/kindling";
+    o.engine.model_dir = o.call_memory_dir = dir;
     o.port = port;
     o.skip_warmup = true;
     o.log_requests_level = 0;
@@ -99,12 +101,9 @@ static void every_allocation(const char *path, const char *body)
     assert_int_equal(ask(path, body), 200); /* as if nothing had been */
 }
 
-static void requests(void **state)
+static pthread_t start(void)
 {
     pthread_t t;
-    (void)state;
-    log_set_level(LOG_LEVEL_ERROR);
-    port = 20000 + (int)(getpid() % 20000);
     assert_int_equal(pthread_create(&t, NULL, serve, NULL), 0);
     int up = 0;
     for (int i = 0; i < 2000 && up != 200; i++) {
@@ -116,6 +115,82 @@ static void requests(void **state)
         usleep(5000);
     }
     assert_int_equal(up, 200);
+    return t;
+}
+
+static void stop(pthread_t t)
+{
+    kill(getpid(), SIGTERM);
+    pthread_join(t, NULL);
+    assert_int_equal(ended, FST_OK);
+}
+
+static int setup(void **state)
+{
+    size_t len;
+    char *tokenizer = tmpdir_read("models/kindling", "tokenizer.json", &len);
+    (void)state;
+    tmpdir_make(dir, sizeof dir);
+    tmpdir_write(dir, "tokenizer.json", tokenizer, len);
+    free(tokenizer);
+    log_set_level(LOG_LEVEL_ERROR);
+    port = 20000 + (int)(getpid() % 20000);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tmpdir_remove(dir);
+    return 0;
+}
+
+static void script(const char *json)
+{
+    tmpdir_write(dir, "script.json", json, strlen(json));
+}
+
+#define TOOLS "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+
+/* A reply with a call, sent back after a restart: what was remembered is in the file. */
+static void calls(void **state)
+{
+    static const char reply[] = "{\"text\":\"t</think>\\n\\n<｜DSML｜tool_calls>\\n<｜DSML｜invoke "
+                                "name=\\\"f\\\">\\n<｜DSML｜parameter name=\\\"n\\\" "
+                                "string=\\\"false\\\">1.50</｜DSML｜parameter>\\n</｜DSML｜invoke>"
+                                "\\n</｜DSML｜tool_calls>\"}";
+    static const char ask_body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"}]," TOOLS "}";
+    char back[1000], id[64];
+    pthread_t t = start();
+    (void)state;
+    script(reply);
+    every_allocation("/v1/chat/completions", ask_body);
+    const char *at = strstr(text, "\"call_");
+    assert_non_null(at);
+    assert_int_equal(sscanf(at, "\"%40[a-z0-9_]", id), 1);
+    snprintf(back, sizeof back,
+             "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
+             "\"tool_calls\":[{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+             "\"arguments\":\"{\\\"n\\\":1.5}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"%s\","
+             "\"content\":\"r\"}]," TOOLS "}",
+             id, id);
+    every_allocation("/apply-template", back);
+    assert_non_null(strstr(text, "<think>t</think>"));
+    assert_non_null(strstr(text, ">1.50<"));
+    stop(t);
+    t = start();
+    assert_int_equal(ask("/apply-template", back), 200);
+    assert_non_null(strstr(text, "<think>t</think>"));
+    assert_non_null(strstr(text, ">1.50<"));
+    stop(t);
+}
+
+static void requests(void **state)
+{
+    pthread_t t = start();
+    (void)state;
+    script("{\"text\":\"ok\"}");
     every_allocation("/v1/chat/completions",
                      "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\","
                      "\"content\":\"hi\"}],\"stop\":[\"zz\"],\"n\":2,\"logprobs\":true,"
@@ -132,13 +207,14 @@ static void requests(void **state)
     every_allocation("/tokenize", "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
     every_allocation("/abort_request", "{\"rid\":\"x\"}");
     every_allocation("/detokenize", "{\"tokens\":[[5,6,7],[8]]}");
-    kill(getpid(), SIGTERM);
-    pthread_join(t, NULL);
-    assert_int_equal(ended, FST_OK);
+    stop(t);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(requests)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(requests, setup, teardown),
+        cmocka_unit_test_setup_teardown(calls, setup, teardown),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
