@@ -37,7 +37,8 @@ struct server {
     int n_gens;
     uint64_t handles_taken, handles_given; /* engine requests submitted, freed */
     struct metrics m;
-    struct rng seeds; /* of prompts that bring none */
+    struct rng seeds;    /* of prompts that bring none */
+    struct hash128 salt; /* of this process: nobody outside can make two keys alike (gen.c) */
     int64_t drain_deadline_ms;
     bool cancelled_all;
     int64_t last_log_ns;

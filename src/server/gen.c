@@ -311,7 +311,13 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     if (chat_stream_new(&c->st, &so) < 0)
         return gen_oom(g);
     struct fst_request_opts ro;
+    struct hash128 key = hash128(g->key, strlen(g->key), s->salt);
     fst_request_opts_default(&ro);
+    /* Users of other keys, and in chat of other salts, find nothing of each other's prompts. */
+    ro.cache_salt[0] = key.lo;
+    ro.cache_salt[1] = key.hi;
+    ro.cache_salt[2] = g->tenant.lo;
+    ro.cache_salt[3] = g->tenant.hi;
     ro.ids = ids->id;
     ro.n_ids = ids->n;
     ro.max_new_tokens = p->max_new;

@@ -410,6 +410,7 @@ enum fst_status server_run(const struct server_opts *o)
     s->created = clock_wall_ns() / 1000000000;
     s->start_ns = s->last_log_ns = clock_ns();
     metrics_init(&s->m);
+    s->salt = (struct hash128){rng_os(), rng_os()};
     rng_init(&s->seeds, o->engine.has_random_seed ? o->engine.random_seed : rng_os());
     s->load.what = "tokenizer";
     set_names(s);

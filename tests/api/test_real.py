@@ -74,6 +74,19 @@ class Real(unittest.TestCase):
             self.assertGreater(hits[1], hits[0])
             self.assertEqual(hits[2], 0)
 
+    def test_tenants(self):
+        """Another key, and in chat another salt, finds nothing of what was asked before."""
+        with Server(fake=False, flags=["--api-key", "one", "--api-key", "two"]) as s:
+            def hits(key, **kw):
+                r = s.post("/v1/chat/completions", dict({
+                    "messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 4}, **kw),
+                    headers=[("Authorization", "Bearer " + key)])
+                self.assertEqual(r.status, 200, r.body)
+                return r.json()["usage"]["prompt_cache_hit_tokens"]
+            self.assertEqual([hits(k) > 0 for k in ("one", "two", "two", "one")], [False, False, True, True])
+            self.assertEqual([hits("one", cache_salt=x) > 0 for x in ("a", "b", "b", "a")],
+                             [False, False, True, True])
+
     def test_alone_or_in_company(self):
         """Seeded text does not depend on neighbours, drafting or the KV layout."""
         alone = [self.generate(text="prompt %d" % i, temperature=1, sampling_seed=i)["output_ids"]
