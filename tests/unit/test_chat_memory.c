@@ -1,5 +1,6 @@
 /* test_chat_memory.c - turns under their call ids: bounds, tenants, what counts as sent back unchanged,
  * and a file that is never trusted. */
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -543,6 +544,47 @@ static void every_operation(void **state)
     assert_true(n > 20);
 }
 
+/* Threads that add, look up and save at once, with room for few: what is found is whole. */
+static struct chat_memory *shared;
+
+static void *busy(void *ud)
+{
+    struct test_rng rng = {(uint64_t)(uintptr_t)ud};
+    struct hash128 a = chat_memory_tenant(shared, NULL, NULL);
+    size_t n_found = 0;
+
+    for (int i = 0; i < 400; i++) {
+        char id[2] = {(char)('a' + test_below(&rng, 12)), 0};
+        if (test_below(&rng, 3) == 0 && add(shared, a, id, NULL) < 0)
+            return NULL;
+        n_found += knows(shared, a, id);
+        if (i % 40 == 0)
+            chat_memory_save(shared);
+    }
+    return n_found ? ud : NULL;
+}
+
+static void many_threads(void **state)
+{
+    pthread_t t[4];
+
+    (void)state;
+    shared = memory(6, 0, dir);
+    for (uintptr_t i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&t[i], NULL, busy, (void *)(i + 1)), 0);
+    for (uintptr_t i = 0; i < 4; i++) {
+        void *ok;
+        assert_int_equal(pthread_join(t[i], &ok), 0);
+        assert_ptr_equal(ok, (void *)(i + 1));
+    }
+    assert_true(stats(shared).n_ids <= 6 && stats(shared).on_disk);
+    chat_memory_free(shared);
+    shared = memory(6, 0, dir);
+    assert_int_equal(stats(shared).n_ids, 6);
+    assert_int_equal(n_warnings, 0);
+    chat_memory_free(shared);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -558,6 +600,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(other_version, setup, teardown),
         cmocka_unit_test_setup_teardown(folder_that_cannot_be_used, setup, teardown),
         cmocka_unit_test_setup_teardown(every_operation, setup, teardown),
+        cmocka_unit_test_setup_teardown(many_threads, setup, teardown),
     };
     int rc;
 
