@@ -245,6 +245,7 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
     s->access_log = options_flag(o, "access-log");
     s->log_requests_level =
         options_flag(o, "log-requests") ? (int)options_int(o, "log-requests-level", 1) : 0;
+    server_prompt_opts(s, o);
     s->chat.thinking = options_word(o, "default-thinking") != 0;
     s->chat.placeholder_parts = options_word(o, "unsupported-content") == 1;
     const char *effort = options_text(o, "default-reasoning-effort");
@@ -257,9 +258,12 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
 
 int cmd_serve(int argc, char **argv)
 {
-    const struct option_group groups[] = {
-        OPTION_GROUP("Server", defs), OPTION_GROUP("Answers", answer_defs),
-        OPTION_GROUP("Logs and metrics", log_defs), tool_folder_group, tool_engine_group};
+    const struct option_group groups[] = {OPTION_GROUP("Server", defs),
+                                          OPTION_GROUP("Answers", answer_defs),
+                                          server_prompt_group,
+                                          OPTION_GROUP("Logs and metrics", log_defs),
+                                          tool_folder_group,
+                                          tool_engine_group};
     enum { KEYS_MAX = 1024 };
     static const char *keys[KEYS_MAX];
     int status;

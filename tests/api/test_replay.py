@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -317,6 +318,48 @@ class OtherDialects(unittest.TestCase):
                 self.assertEqual(r.status, 200, r.body)
                 self.assertIn("get_weather", r.text)
             self.assertEqual(s.info()["call_memory"]["added"], 0)
+
+
+class Flags(unittest.TestCase):
+    BODY = {"messages": [{"role": "system", "content": "x-anthropic-billing-header: a\nDate: 2026-01-01\nYou help."},
+                         {"role": "user", "content": "Weather?"}], "tools": TOOLS}
+
+    def prompt(self, s, body):
+        return s.post("/apply-template", body).json()["prompt"]
+
+    def turn(self, s):
+        m = s.post("/v1/chat/completions", self.BODY).json()["choices"][0]["message"]
+        m.pop("reasoning_content")
+        back = [m, {"role": "tool", "tool_call_id": m["tool_calls"][0]["id"], "content": "18C"}]
+        return dict(self.BODY, messages=self.BODY["messages"] + back)
+
+    def test_folder(self):
+        """What is remembered outlives the server."""
+        with tempfile.TemporaryDirectory() as d:
+            flags = ["--tool-memory-dir", d]
+            with Server(script={"text": TEXT}, flags=flags) as s:
+                body = self.turn(s)
+                self.assertIn(THOUGHT + "</think>", self.prompt(s, body))
+                self.assertTrue(s.info()["call_memory"]["on_disk"])
+            self.assertEqual(len(os.listdir(d)), 1)
+            with Server(flags=flags) as s:
+                self.assertIn(THOUGHT + "</think>", self.prompt(s, body))
+            with Server() as s:
+                self.assertNotIn(THOUGHT, self.prompt(s, body))
+
+    def test_switches(self):
+        with Server(script={"text": TEXT}, flags=["--disable-exact-dsml-tool-replay", "--keep-billing-header",
+                                                  "--move-date-lines"]) as s:
+            body = self.turn(s)
+            text = self.prompt(s, body)
+            self.assertNotIn(THOUGHT, text)
+            self.assertIn("x-anthropic-billing-header: a\nYou help.", text)
+            self.assertIn("</tool_result>\n\nDate: 2026-01-01<", text)
+            self.assertEqual(s.info()["call_memory"]["added"], 0)
+        with Server(script={"text": TEXT}, flags=["--tool-memory-max-ids", "1"]) as s:
+            first, second = self.turn(s), self.turn(s)
+            self.assertNotIn(THOUGHT, self.prompt(s, first))
+            self.assertIn(THOUGHT, self.prompt(s, second))
 
 
 if __name__ == "__main__":
