@@ -54,8 +54,10 @@ void device_free_shared(const struct device *d, void *p, size_t bytes)
 
 enum fst_status device_copy(const struct device *d, void *to, const void *from, size_t bytes)
 {
+    if (!bytes) /* perhaps of nothing, from NULL */
+        return FST_OK;
     if (d)
-        return bytes ? d->copy(to, from, bytes) : FST_OK;
+        return d->copy(to, from, bytes);
     memcpy(to, from, bytes);
     return FST_OK;
 }
