@@ -76,7 +76,11 @@ class Real(unittest.TestCase):
 
     def test_tenants(self):
         """Another key, and in chat another salt, finds nothing of what was asked before."""
-        with Server(fake=False, flags=["--api-key", "one", "--api-key", "two"]) as s:
+        for more in ([], ["--disable-exact-dsml-tool-replay"]):
+            self.tenants(["--api-key", "one", "--api-key", "two"] + more)
+
+    def tenants(self, flags):
+        with Server(fake=False, flags=flags) as s:
             def hits(key, **kw):
                 r = s.post("/v1/chat/completions", dict({
                     "messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 4}, **kw),
