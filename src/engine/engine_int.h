@@ -186,7 +186,7 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot);
 /* How many positions behind n_committed prefill may compute in this step; 0: any number. */
 int64_t prefix_stop(const fst_engine *e, const fst_request *r);
 /* After a step that took n_committed on from n_before (injection done); ends: the request leaves. */
-void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, int64_t n_written, bool ends);
+void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, bool ends);
 void prefix_let_go(fst_engine *e, fst_request *r);
 void prefix_flush(fst_engine *e);
 

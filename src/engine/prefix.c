@@ -25,11 +25,11 @@ enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o)
 {
     struct tree_opts t;
 
-    tree_opts_default(&t);
-    t.budget_bytes = o->prefix_cache_bytes ? o->prefix_cache_bytes : default_budget(&e->kv);
     e->prefix = !o->disable_prefix_cache && !e->device;
     if (!e->prefix)
         return FST_OK;
+    tree_opts_default(&t);
+    t.budget_bytes = o->prefix_cache_bytes ? o->prefix_cache_bytes : default_budget(&e->kv);
     FST_TRY(tree_init(&e->tree, &e->kv, &t));
     e->info.prefix_cache_bytes = (uint64_t)(e->tree.n_chunks * t.chunk_bytes);
     return FST_OK;
@@ -45,13 +45,12 @@ static struct tree_salt salt_of(const fst_request *r)
 enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
 {
     struct tree_salt salt = salt_of(r);
-    struct tree_hit hit;
+    struct tree_hit hit = {0};
 
     r->n_committed = r->n_kept = r->n_fork = 0;
     /* Every row of a prompt that is scored has to be computed. */
-    if (!e->prefix || r->scores_prompt)
-        return kv_reserve(&e->kv, slot, r->n_known);
-    tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);
+    if (e->prefix && !r->scores_prompt)
+        tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);
     if (hit.n_full > hit.n_restore && hit.n_full < r->n_known)
         r->n_fork = hit.n_full;
     if (!hit.n_restore)
@@ -78,33 +77,33 @@ int64_t prefix_stop(const fst_engine *e, const fst_request *r)
 }
 
 /* A snapshot at n, if it is new and its rows are all still there. */
-static void keep_at(fst_engine *e, fst_request *r, int64_t n, int64_t n_written)
+static void keep_at(fst_engine *e, fst_request *r, int64_t n)
 {
     struct tree_salt salt = salt_of(r);
 
-    if (n <= r->n_kept || n > r->n_committed || n_written - n > kv_snapshot_slack(&e->kv))
+    if (n <= r->n_kept || n > r->n_committed || r->n_written - n > kv_snapshot_slack(&e->kv))
         return;
-    enum fst_status rc = tree_take(&e->tree, r->slot, &salt, r->ids, n, n_written, &r->hold);
+    enum fst_status rc = tree_take(&e->tree, r->slot, &salt, r->ids, n, r->n_written, &r->hold);
     if (rc == FST_OK)
         r->n_kept = n;
     else if (rc != FST_EBUDGET) /* no room is no fault: somebody else will compute it again */
         log_warn("prefix", "a snapshot at %lld was not kept: %s", (long long)n, fst_error_text());
 }
 
-void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, int64_t n_written, bool ends)
+void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, bool ends)
 {
     int64_t stride = r->n_committed / PREFIX_STRIDE * PREFIX_STRIDE;
 
     if (!e->prefix)
         return;
     if (n_before < r->n_prompt && r->n_committed >= r->n_prompt)
-        keep_at(e, r, r->n_prompt - 1, n_written);
+        keep_at(e, r, r->n_prompt - 1);
     if (r->n_fork > n_before)
-        keep_at(e, r, r->n_fork, n_written);
+        keep_at(e, r, r->n_fork);
     if (stride > n_before)
-        keep_at(e, r, stride, n_written);
+        keep_at(e, r, stride);
     if (ends) /* not what was computed behind the last token that was given out */
-        keep_at(e, r, FST_MIN(r->n_committed, r->n_known - 1), n_written);
+        keep_at(e, r, FST_MIN(r->n_committed, r->n_known - 1));
 }
 
 void prefix_let_go(fst_engine *e, fst_request *r)

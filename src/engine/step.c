@@ -73,7 +73,7 @@ static void end_running(fst_engine *e, int i, enum fst_finish finish, enum fst_s
     fst_request *r = e->running[i];
 
     if (finish != FST_FINISH_ERROR) /* a stop string, perhaps: the next turn goes on behind it */
-        prefix_keep(e, r, r->n_committed, r->n_written, true);
+        prefix_keep(e, r, r->n_committed, true);
     retire(e, i, finish);
     request_finish(r, finish, -1, status, error);
 }
@@ -494,7 +494,7 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
     }
     for (int s = 0; s < step->n_spans; s++)
         if (outcome[s].finish != FST_FINISH_ERROR)
-            prefix_keep(e, e->span_request[s], e->span_before[s], e->span_request[s]->n_written,
+            prefix_keep(e, e->span_request[s], e->span_before[s],
                         outcome[s].finish != FST_FINISH_NONE);
     return FST_OK;
 }

@@ -6,11 +6,10 @@
  * 2..16} x {1, 2 threads} must give the same ids, log-probabilities (bits), finish reason and
  * counts; so must an engine so short of pages that requests lose their place and resume.
  * CI runs a seeded 5 % of the cells, long all, under sanitizers 1 %. */
+#include "support/engine.h"
 #include "support/prompts.h"
 
 #include <unistd.h>
-
-#include "firesteel/engine.h"
 
 enum { N_PROMPTS = 200, MAX_NEW = 40, CONTEXT = 3072, N_TOP = 2 };
 
@@ -70,11 +69,7 @@ static void collect(fst_request *r, struct answer *a)
 {
     struct fst_request_view v;
 
-    if (fst_request_wait(r, 600) < 0)
-        fail_msg("%s", fst_error_text());
-    fst_request_get_view(r, &v);
-    if (v.finish == FST_FINISH_ERROR || v.finish == FST_FINISH_ABORT)
-        fail_msg("finish %d: %s", v.finish, v.error);
+    engine_finished(r, &v);
     memset(a, 0, sizeof *a);
     a->have = true;
     a->n = v.n;

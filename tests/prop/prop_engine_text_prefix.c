@@ -5,11 +5,10 @@
  * cached tokens at least what was promised, for prompts of every residue of a page, a turn after a
  * turn, many that share a preamble, with drafting and without, every layout and chunk, with so few
  * pages and bytes that what is kept goes again, and with requests that are cancelled half way. */
+#include "support/engine.h"
 #include "support/prompts.h"
 
 #include <unistd.h>
-
-#include "firesteel/engine.h"
 
 enum { CONTEXT = 3072, MAX_NEW = 24, STREAM = 2600 };
 
@@ -65,11 +64,7 @@ static size_t collect(fst_request *r, struct answer *a)
 {
     struct fst_request_view v;
 
-    if (fst_request_wait(r, 600) < 0)
-        fail_msg("%s", fst_error_text());
-    fst_request_get_view(r, &v);
-    if (v.finish == FST_FINISH_ERROR || v.finish == FST_FINISH_ABORT)
-        fail_msg("finish %d: %s", v.finish, v.error);
+    engine_finished(r, &v);
     memset(a, 0, sizeof *a);
     a->n = v.n;
     a->finish = v.finish;
