@@ -32,7 +32,6 @@ template <int N> struct wgmma;
 #define WGMMA_D32(d, i) WGMMA_D16(d, i), WGMMA_D16(d, i + 16)
 #define WGMMA_D64(d, i) WGMMA_D32(d, i), WGMMA_D32(d, i + 32)
 #define WGMMA_D12(d, i) WGMMA_D8(d, i), WGMMA_D4(d, i + 8)
-#define WGMMA_D20(d, i) WGMMA_D16(d, i), WGMMA_D4(d, i + 16)
 #define WGMMA_D24(d, i) WGMMA_D16(d, i), WGMMA_D8(d, i + 16)
 #define WGMMA_D28(d, i) WGMMA_D24(d, i), WGMMA_D4(d, i + 24)
 #define WGMMA_D48(d, i) WGMMA_D32(d, i), WGMMA_D16(d, i + 32)
@@ -41,7 +40,6 @@ template <int N> struct wgmma;
 #define WGMMA_16        WGMMA_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define WGMMA_32        WGMMA_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WGMMA_12        WGMMA_8 ",%8,%9,%10,%11"
-#define WGMMA_20        WGMMA_16 ",%16,%17,%18,%19"
 #define WGMMA_24        WGMMA_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define WGMMA_28        WGMMA_24 ",%24,%25,%26,%27"
 #define WGMMA_48        WGMMA_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
@@ -78,7 +76,6 @@ WGMMA(8, WGMMA_4, WGMMA_D4(d, 0), 4, 5, 6, 7, 8, 9);
 WGMMA(16, WGMMA_8, WGMMA_D8(d, 0), 8, 9, 10, 11, 12, 13);
 WGMMA(24, WGMMA_12, WGMMA_D12(d, 0), 12, 13, 14, 15, 16, 17);
 WGMMA(32, WGMMA_16, WGMMA_D16(d, 0), 16, 17, 18, 19, 20, 21);
-WGMMA(40, WGMMA_20, WGMMA_D20(d, 0), 20, 21, 22, 23, 24, 25);
 WGMMA(48, WGMMA_24, WGMMA_D24(d, 0), 24, 25, 26, 27, 28, 29);
 WGMMA(56, WGMMA_28, WGMMA_D28(d, 0), 28, 29, 30, 31, 32, 33);
 WGMMA(64, WGMMA_32, WGMMA_D32(d, 0), 32, 33, 34, 35, 36, 37);
