@@ -26,7 +26,8 @@
  * costs 0.82 .. 0.97 us so, and 1.1 .. 1.3 us otherwise.
  *  - Such a kernel calls gpu_wait_before, in every thread and before any return, and until then neither
  *    reads what an earlier kernel or copy of the stream wrote nor writes anything global.  Weights may be
- *    read before.
+ *    read before; so may struct rows and its pages, which copies alone write: the first launch behind a
+ *    copy starts when that is over, and those behind it later still.
  *  - gpu_let_next says that the next kernel may start, which happens once all blocks of this one have
  *    said so or ended.  It promises nothing about what was written.  Usually first thing:
  *    gpu_start is both.

@@ -1,11 +1,12 @@
 /* attention.cu - heads of a row over its window, compressed entries or draft block, on Hopper.
  *
  * Few rows (attention_few.cuh):
- *   score_kernel  a block takes 64 heads of a row and every n-th piece of its keys: S = Q K^T, weights of
- *                 the piece as bf16 in the order in which the next product takes them, into scratch.
- *   half_kernel   the same, one half of one piece a block: where the card has that many places.
- *   value_kernel  a block takes 64 heads and 64 or 256 dims of a row and goes through its pieces in order:
- *                 O += P V.
+ *   piece_kernel  a block takes 64 heads of a row and a piece of its keys, or half of one: S = Q K^T, weights of
+ *                 the piece as bf16 in the order in which the next product takes them, and the unpacked keys,
+ *                 into scratch.
+ *   slice_kernel  a block takes 64 heads and 64 dims of a row and goes through its pieces in order: O += P V.
+ *   score_kernel, value_kernel   the same where a row may have too many pieces for their keys to be kept:
+ *                 values are unpacked once more, for 256 dims.
  * Many (attention_many.cuh):
  *   whole_kernel  a block takes 64 heads of one row after another; nothing in scratch.
  *
@@ -38,11 +39,6 @@ static bool takes_many(int64_t n_rows, int64_t groups)
 {
     return n_rows * groups >= WHOLE_FROM;
 }
-/* whole_kernel knows the step's own rows as bf16 alone. */
-static bool packs_own(int64_t n_rows, int64_t groups)
-{
-    return n_rows >= OWN_FROM || takes_many(n_rows, groups);
-}
 extern "C" bool attention_sm90_fits(int head_dim)
 {
     return head_dim == DIM;
@@ -54,8 +50,10 @@ size_t attention_sm90_scratch(const struct kernel_limits *l)
         return gpu_attention_scratch(l);
     int64_t groups = div_up(l->n_heads, HEADS), row = row_bytes(keys_limit_pieces(l), groups);
     int64_t rows = FST_MAX(1, FST_MIN(l->n_rows, KEYS_SCRATCH / row));
-    int64_t own = packs_own(l->n_rows, groups) ? 2 * (int64_t)l->n_rows * DIM : 0;
-    return (size_t)(rows * row + own + ROUNDING);
+    int64_t own = takes_many(l->n_rows, groups) ? 2 * (int64_t)l->n_rows * DIM : 0;
+    int64_t few = FST_MIN(l->n_rows, (int)WHOLE_FROM);
+    int64_t kept = FST_MIN((int64_t)KEPT_TILES, few * keys_limit_pieces(l)) * TILE_BYTES;
+    return (size_t)(rows * row + own + kept + ROUNDING);
 }
 
 SM90_ENTRY(attention)
@@ -76,13 +74,11 @@ SM90_ENTRY(attention)
     j.scale = a->scale * 1.44269504f;
     j.groups = (int)div_up(a->n_heads, HEADS);
     j.pieces = (int)keys_most_pieces(a);
-    if (packs_own(n, j.groups)) {
+    if (takes_many(n, j.groups)) { /* whole_kernel knows the step's own rows as bf16 alone */
         j.own = gpu_take<uint16_t>(&cut, n * DIM);
         gpu_launch_early(pack_kernel, div_up(n * DIM, 16 * THREADS), THREADS, 0, s, j);
-    }
-    if (takes_many(n, j.groups))
         launch_many(&j, s);
-    else
+    } else
         launch_few(&j, &cut, s);
     return gpu_done("attention");
 }

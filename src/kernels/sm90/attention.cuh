@@ -20,9 +20,7 @@ enum {
     STEPS = TILE / 16,
     WINDOW = 1024,                  /* places of keys in shared memory at a time */
     SCORE_FILL = MMA_SIZE(132, 12), /* blocks of score_kernel, one per processor */
-    SLICE_FILL = 2 * SCORE_FILL,    /* of value_kernel<1>, two */
-    WHOLE_FROM = MMA_SIZE(40, 16),  /* rows and groups of heads from which whole_kernel is faster */
-    OWN_FROM = MMA_SIZE(32, 8)      /* rows from which the step's own are packed as bf16 */
+    WHOLE_FROM = MMA_SIZE(40, 16)   /* rows and groups of heads from which whole_kernel is faster */
 };
 #define NO_KEY INT32_MIN
 
@@ -33,7 +31,8 @@ struct attention_sm90_job {
     /* by row of the launch, group of heads, piece */
     struct gpu_words *weight; /* (STEPS, MMA_GROUP) A of the second product */
     struct piece_stat *stat;  /* attention_sums.cuh */
-    uint16_t *own;            /* NULL, or (rows of the step, DIM) kv as bf16 */
+    uint8_t *values;          /* NULL, or by row, piece: TILE_BYTES, the piece's tile */
+    uint16_t *own;            /* whole_kernel's: (rows of the step, DIM) kv as bf16 */
     float scale;              /* of scores, log2 e in it */
     int first, pieces;        /* row of the step; pieces of a row, at most */
     int groups, spread;
@@ -48,15 +47,16 @@ struct place {
     int t, row, group, n; /* row of the step, of the launch; heads; pieces */
 };
 
-/* Read by every lane of the waves that call.  All loads go out at once, but where spans must be looked up. */
-GPU_FN void find_place(const struct attention_sm90_job *j, int block, struct place *w)
+/* The row of the step that item `block` of the launch is about, which copies wrote before the first launch of
+ * the step: they may be read before the kernel in front is done.  Read by every lane of the waves that call.
+ * All loads go out at once, but where spans must be looked up. */
+GPU_FN void place_row(const struct attention_sm90_job *j, int block, struct place *w)
 {
     const struct rows *r = &j->rows;
     bool single = r->n_spans == r->n_rows, one = r->n_spans == 1;
     w->row = block / j->groups;
     w->group = block % j->groups;
     w->t = j->first + w->row;
-    int chosen = keys_chosen(&j->a, j->l.ratio, w->t);
     w->at.slot = r->slot[w->t];
     w->at.pos = r->pos[w->t];
     w->at.first = single ? w->t : 0;
@@ -67,9 +67,19 @@ GPU_FN void find_place(const struct attention_sm90_job *j, int block, struct pla
         w->at.last = r->span_first[span + 1];
     }
     w->at.start = w->at.pos - (w->t - w->at.first);
+}
+/* Its pieces; `chosen` entries are chosen for it. */
+GPU_FN void place_pieces(const struct attention_sm90_job *j, struct place *w, int chosen)
+{
     keys_ranges(&j->a, j->l.ratio, &w->at, chosen, w->r);
     w->n = range_pieces(&w->r[0]) + range_pieces(&w->r[1]);
     ROWS_CHECK(w->n <= j->pieces);
+}
+GPU_FN void find_place(const struct attention_sm90_job *j, int block, struct place *w)
+{
+    int chosen = keys_chosen(&j->a, j->l.ratio, j->first + block / j->groups);
+    place_row(j, block, w);
+    place_pieces(j, w, chosen);
 }
 
 GPU_FN int piece_keys(const struct place *w, int p)
@@ -152,43 +162,28 @@ GPU_FN bool has_codes(const struct attention_sm90_job *j, int part)
     return j->l.format == ROW_FP8 && part < ROWS_FP8_NOPE / 16;
 }
 
-/* Where a lane's 16 values of the rows of the layer, or of the step, are: of row 0, what it loads first and
- * from there on second; bytes of a row. */
+/* Where a lane's 16 values of the rows of the layer are: of row 0, what it loads first and from there on second;
+ * bytes of a row. */
 struct source {
     const uint8_t *p;
     int second, line;
 };
-struct sources {
-    struct source layer, own;
-};
 
-GPU_FN struct sources find_sources(const struct attention_sm90_job *j, int part)
+GPU_FN struct source find_source(const struct attention_sm90_job *j, int part)
 {
-    struct sources s;
-    const uint8_t *own = (const uint8_t *)j->own;
-    s.own = {own ? own + 32 * part : own, 16, 2 * DIM};
-    s.layer = {j->l.nope + 32 * part, 16, 2 * DIM};
     if (has_codes(j, part))
-        s.layer = {j->l.nope + 16 * part, ROWS_FP8_NOPE - 16 * part, ROWS_FP8_BYTES};
-    else if (j->l.format == ROW_FP8)
-        s.layer = {j->l.rope + 32 * part - 2 * ROWS_FP8_NOPE, 16, ROWS_ROPE_BYTES};
-    return s;
+        return {j->l.nope + 16 * part, ROWS_FP8_NOPE - 16 * part, ROWS_FP8_BYTES};
+    if (j->l.format == ROW_FP8)
+        return {j->l.rope + 32 * part - 2 * ROWS_FP8_NOPE, 16, ROWS_ROPE_BYTES};
+    return {j->l.nope + 32 * part, 16, 2 * DIM};
 }
 
-/* 16 values of a key as they lie in memory; anything where there are none.  No branches, and what is
- * loaded is not looked at: lanes of a wave that load the same register behind a branch wait for each
- * other's loads. */
-GPU_FN struct raw_part fetch(const struct sources *s, int32_t at)
+/* 16 values of a key of the layer as they lie in memory; of others anything.  No branches, and what is loaded is
+ * not looked at: lanes of a wave that load the same register behind a branch wait for each other's loads. */
+GPU_FN struct raw_part fetch(const struct source *from, int32_t at)
 {
-    bool mine = at < 0 && at != NO_KEY && s->own.p;
-    int row = at >= 0 ? at : mine ? -1 - at : 0;
-    const uint8_t *p = mine ? s->own.p : s->layer.p;
-    int second = mine ? s->own.second : s->layer.second;
-    struct raw_part r;
-    p += (int64_t)row * (mine ? s->own.line : s->layer.line);
-    r.a = gpu_load16(p);
-    r.b = gpu_load16(p + second);
-    return r;
+    const uint8_t *p = from->p + (int64_t)FST_MAX(at, 0) * from->line;
+    return {gpu_load16(p), gpu_load16(p + from->second)};
 }
 
 /* Towards the card's cache: a row of the layer that will be wanted soon. */
@@ -221,38 +216,70 @@ GPU_FN uint32_t find_scale(const struct raw_part *r, int part)
     return both & 0x00ff00ffu;
 }
 
-/* The same 16 values into row `key` of a block, unless put_own has to; at is best the same in all lanes of a
- * wave.  Lanes of odd blocks write their second chunk first, so that 8 neighbours meet no bank twice. */
-GPU_FN void put(const struct attention_sm90_job *j, const struct raw_part *r, int32_t at, int part,
-                uint8_t *block, int key, int swap)
+/* The same 16 values of N keys into rows of a tile, those of the first key to row `key` of a block, the others
+ * `stride` bytes further each, a multiple of 8 rows; unless put_own_part has to.  Lanes of odd blocks write their
+ * second chunk first, so that 8 neighbours meet no bank twice. */
+template <int N>
+GPU_FN void put_keys(const struct attention_sm90_job *j, const struct raw_part (&raw)[N],
+                     const int32_t (&at)[N], int part, uint8_t *block, int key, int stride,
+                     int swap)
 {
-    struct gpu_words out[2] = {r->a, r->b};
-    if (at >= 0 && has_codes(j, part))
-        mma_unpack(r->a, find_scale(r, part), out);
-    else if (at == NO_KEY)
-        out[0] = out[1] = {};
     int c = part % 4 * 2;
-    mma_store16(block + mma_place(key, c + swap), swap ? out[1] : out[0]);
-    mma_store16(block + mma_place(key, c + 1 - swap), swap ? out[0] : out[1]);
+    uint8_t *first = block + mma_place(key, c + swap),
+            *second = block + mma_place(key, c + 1 - swap);
+    uint32_t codes[N];
+    bool coded = has_codes(j, part), rare = false;
+    GPU_UNROLL
+    for (int u = 0; u < N; u++) {
+        struct gpu_words out[2];
+        codes[u] = find_scale(&raw[u], part) & (coded && at[u] >= 0 ? ~0u : 0);
+        rare |= at[u] == NO_KEY || mma_has_rest(codes[u]);
+        mma_unpack_by(raw[u].a, mma_scale(codes[u]), out);
+        /* bit by bit: of a choice between two stores the compiler makes a branch */
+        uint32_t take = coded && at[u] >= 0 ? ~0u : 0;
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++) {
+            out[0].w[i] = (out[0].w[i] & take) | (raw[u].a.w[i] & ~take);
+            out[1].w[i] = (out[1].w[i] & take) | (raw[u].b.w[i] & ~take);
+        }
+        mma_store16(first + u * stride, swap ? out[1] : out[0]);
+        mma_store16(second + u * stride, swap ? out[0] : out[1]);
+    }
+    if (!rare)
+        return;
+    GPU_UNROLL
+    for (int u = 0; u < N; u++)
+        for (int i = 0; i < 2 && (at[u] == NO_KEY || mma_has_rest(codes[u])); i++) {
+            uint8_t *p = (i ? second : first) + u * stride;
+            struct gpu_words x = {};
+            if (at[u] != NO_KEY) {
+                x = mma_load16(p);
+                mma_rest(codes[u], &x);
+            }
+            mma_store16(p, x);
+        }
 }
 
-/* A lane's keys of the step, N keys of which it has, `step` apart in `at` and in the tile, where they are not
- * packed: over what put left in their place.  One after another: there are few, and the code of the others
- * is half as long without them. */
+/* A lane's 16 values of a key of the step: over what put_keys left in their place. */
+GPU_FN void put_own_part(const struct attention_sm90_job *j, int32_t at, int part, uint8_t *block,
+                         int key)
+{
+    struct gpu_words out[2];
+    if (at >= 0 || at == NO_KEY)
+        return;
+    round_own(j->a.kv + (int64_t)(-1 - at) * DIM + 16 * part, out);
+    for (int i = 0; i < 2; i++)
+        mma_store16(block + mma_place(key, part % 4 * 2 + i), out[i]);
+}
+/* N keys of a lane, `step` apart in `at` and in the tile.  One after another: there are few of the step, and the
+ * code of the others is half as long without them. */
 template <int N>
 GPU_FN void put_own(const struct attention_sm90_job *j, const int32_t *at, int part, uint8_t *block,
                     int key, int step)
 {
     GPU_ROLLED
-    for (int u = 0; u < N && !j->own; u++) {
-        int32_t x = at[u * step];
-        struct gpu_words out[2];
-        if (x >= 0 || x == NO_KEY)
-            continue;
-        round_own(j->a.kv + (int64_t)(-1 - x) * DIM + 16 * part, out);
-        for (int i = 0; i < 2; i++)
-            mma_store16(block + mma_place(key + u * step, part % 4 * 2 + i), out[i]);
-    }
+    for (int u = 0; u < N; u++)
+        put_own_part(j, at[u * step], part, block, key + u * step);
 }
 
 /* A wave loads whole keys: wave w has w, w+8, .. */
@@ -266,7 +293,7 @@ GPU_FN void fetch_tile(const struct attention_sm90_job *j, const int32_t *at,
                        struct raw_part raw[UNITS])
 {
     int32_t mine[UNITS];
-    struct sources s = find_sources(j, gpu_lane());
+    struct source s = find_source(j, gpu_lane());
     my_keys(at, mine);
     GPU_UNROLL
     for (int u = 0; u < UNITS; u++)
@@ -280,12 +307,13 @@ GPU_FN void put_own_keys(const struct attention_sm90_job *j, const int32_t *at, 
     int part = gpu_lane(), key = gpu_wave() + first * WAVES;
     put_own<N>(j, at + key, part, tile + part / 4 * BLOCK_BYTES, key, WAVES);
 }
-/* The wave's u-th key, unless it is of the step. */
-GPU_FN void put_key(const struct attention_sm90_job *j, int32_t at, const struct raw_part *raw,
-                    int u, uint8_t *tile)
+/* The wave's keys from the first-th on, unless they are of the step. */
+template <int N>
+GPU_FN void put_wave_keys(const struct attention_sm90_job *j, const int32_t (&at)[N],
+                          const struct raw_part (&raw)[N], int first, uint8_t *tile)
 {
-    int part = gpu_lane(), key = gpu_wave() + u * WAVES;
-    put(j, raw, at, part, tile + part / 4 * BLOCK_BYTES, key, part / 4 & 1);
+    int part = gpu_lane(), key = gpu_wave() + first * WAVES;
+    put_keys(j, raw, at, part, tile + part / 4 * BLOCK_BYTES, key, WAVES * MMA_LINE, part / 4 & 1);
 }
 
 #endif

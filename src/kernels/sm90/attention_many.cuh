@@ -188,17 +188,32 @@ GPU_FN void put_codes(const struct codes *x, uint8_t *tile)
     int crossed = part / 4 & 1;
     /* of wave w, keys w + 8u and (w ^ 1) + 8u: neighbouring halves of a word of lane 4u .. 4u+3 */
     uint32_t next = gpu_shfl(scales, part / 8);
+    uint32_t rest = 0; /* bit u: of key u */
     GPU_UNROLL
     for (int u = 0; u < UNITS; u++) {
-        uint32_t both = next;
+        uint32_t both = mma_bytes(next, 0, crossed ? 0x4242 : 0x4040);
         struct gpu_words out[2];
         if (u + 1 < UNITS)
             next = gpu_shfl(scales, 4 * (u + 1) + part / 8);
-        if (!(x->there >> u & 1))
-            continue;
-        mma_unpack(x->c[u], mma_bytes(both, 0, crossed ? 0x4242 : 0x4040), out);
-        mma_store16(to + u * WAVES * MMA_LINE, out[0]);
-        mma_store16(beside + u * WAVES * MMA_LINE, out[1]);
+        mma_unpack_by(x->c[u], mma_scale(both), out);
+        rest |= mma_has_rest(both) ? 1u << u : 0;
+        if (x->there >> u & 1) {
+            mma_store16(to + u * WAVES * MMA_LINE, out[0]);
+            mma_store16(beside + u * WAVES * MMA_LINE, out[1]);
+        }
+    }
+    rest &= x->there;
+    if (!wave_any(rest))
+        return;
+    GPU_ROLLED
+    for (int u = 0; u < UNITS; u++) {
+        uint32_t both = mma_bytes(gpu_shfl(scales, 4 * u + part / 8), 0, crossed ? 0x4242 : 0x4040);
+        for (int i = 0; i < 2 && (rest >> u & 1); i++) {
+            uint8_t *p = (i ? beside : to) + u * WAVES * MMA_LINE;
+            struct gpu_words w = mma_load16(p);
+            mma_rest(both, &w);
+            mma_store16(p, w);
+        }
     }
 }
 
@@ -236,7 +251,7 @@ GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b
     const int32_t *at = b->s->at;
     struct codes x;
     fetch_codes(j, at, &x);
-    for (int i = 1; i < FST_MIN(HINTED, last - p); i++)
+    for (int i = 1; i <= FST_MIN((int)HINTED, last - p - 1); i++)
         hint_piece(j, at + i * TILE);
     if (p == 0 && next >= 0) {
         hint_queries(j, next);
@@ -246,8 +261,6 @@ GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b
         uint8_t *tile = b->tile + t % 2 * TILE_BYTES;
         struct range of = keys_piece(w->r, p);
         bool any = of.kind == RANGE_POSITIONS || j->l.format != ROW_FP8 || of.hi - of.lo + 1 < TILE;
-        if (p + HINTED < last)
-            hint_piece(j, at + HINTED * TILE);
         if (t >= 2)
             part_sync(TILE_FREE + t % 2, BOTH);
         copy_plain(j, at, any, tile);
@@ -257,10 +270,13 @@ GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b
             start_queries(j, b, w->t * j->groups + w->group);
         }
         copies_wait<0>();
-        shared_to_wgmma(); /* waits for loads too: so the next ones go out behind it */
-        part_arrive(TILE_FULL + t % 2, BOTH);
+        /* Before the scores start: while products have both operands in shared memory, a load from there takes a
+         * microsecond. */
         if (p + 1 < last)
             fetch_codes(j, at + TILE, &x);
+        if (p + 1 + HINTED < last)
+            hint_piece(j, at + (1 + HINTED) * TILE);
+        part_arrive(TILE_FULL + t % 2, BOTH);
     }
 }
 
@@ -292,6 +308,7 @@ GPU_FN void load_rows(const struct attention_sm90_job *j, const struct many *b)
 GPU_FN void start_scores(const struct many *b, int t, float (&s)[16])
 {
     part_sync(TILE_FULL + t % 2, BOTH);
+    shared_to_wgmma(); /* here: it waits for all loads and prefetches of a thread, and a loader has many */
     GPU_UNROLL
     for (int i = 0; i < 16; i++)
         s[i] = 0;
@@ -346,17 +363,15 @@ GPU_FN int multiply_row(const struct attention_sm90_job *j, const struct many *b
             part_arrive(QUERIES_FREE, BOTH);
         next_weights(j, b, keys, s, &g, a, o);
         start_values(a, b->tile + t % 2 * TILE_BYTES + my_half() * 4 * BLOCK_BYTES, BLOCK_BYTES, o);
-        if (p + 1 < w->n) {
-            start_scores(b, t + 1, s);
-            wgmma_wait<1>();
-        } else
-            wgmma_wait<0>();
+        wgmma_wait<0>();
         wgmma_hold(o);
         part_arrive(TILE_FREE + t % 2, BOTH);
+        if (p + 1 < w->n)
+            start_scores(b, t + 1, s);
     }
     wgmma_wait<0>(); /* for the compiler, which does not see that nothing is under way */
     wgmma_hold(o);
-    store_output(j, w, &g, my_half() * 256, o, e);
+    store_weighed(j, w, &g, my_half() * 256, o, e);
     return t;
 }
 

@@ -267,29 +267,46 @@ GPU_FN uint32_t find_turned(float a, float b, float over, bool rope, struct turn
 }
 
 /* One over the denominator, the sink in it. */
-GPU_FN float find_over(const struct ending *e, const struct weigher *g, int r)
+GPU_FN float find_over(float sink, float den, float top)
 {
-    return 1 / (g->den[r] + exp2f(e->sink[my_head() + 8 * r] - g->top[r]));
+    return 1 / (den + exp2f(sink - top));
 }
 
-/* Dims d0 .. of this thread's heads. */
+/* Where this thread's sums of N dims from d0 on go, and the turns of the last of them. */
+struct output {
+    int head, d, rope; /* the first pair's head and dim; dims from there on are rotated back */
+    int swap;
+    int64_t at, pitch;
+    uint8_t *line; /* packed: of head and d0 */
+    struct turn turn[TURNS];
+};
+GPU_FN struct output find_output(const struct attention_sm90_job *j, const struct place *w, int d0,
+                                 int n, const struct ending *e)
+{
+    struct output x;
+    x.head = w->group * HEADS + my_head();
+    x.d = d0 + gpu_lane() % 4 * 2;
+    x.rope = DIM - j->a.rope_dim;
+    x.at = ((int64_t)w->t * j->a.n_heads + x.head) * DIM + x.d;
+    struct operand_place to =
+        packed_heads(j->a.o, j->rows.n_rows, (int64_t)j->a.n_heads * DIM, w->t);
+    x.swap = to.swap;
+    x.pitch = to.pitch;
+    x.line = to.line + (x.head * DIM + d0) / MMA_BLOCK * to.pitch;
+    load_turns(j, e, x.d + n - 8 * TURNS, x.turn);
+    return x;
+}
+
+/* The sums, over their denominators. */
 template <int N>
-GPU_FN void store_output(const struct attention_sm90_job *j, const struct place *w,
-                         const struct weigher *g, int d0, const float (&o)[N],
-                         const struct ending *e)
+GPU_FN void store_output(const struct attention_sm90_job *j, const struct output *x,
+                         const float over[2], const float (&o)[N])
 {
     enum { PIECES = N / 4, PLAIN = PIECES - TURNS, EACH = MMA_BLOCK / 8 };
-    int head = w->group * HEADS + my_head(), d = d0 + gpu_lane() % 4 * 2;
-    struct turn turn[TURNS];
-    load_turns(j, e, d + 8 * PLAIN, turn);
-    float over[2] = {find_over(e, g, 0), find_over(e, g, 1)};
     GPU_UNROLL
     for (int r = 0; r < 2; r++) {
-        int64_t at = ((int64_t)w->t * j->a.n_heads + head + 8 * r) * DIM;
-        struct operand_place to =
-            packed_heads(j->a.o, j->rows.n_rows, (int64_t)j->a.n_heads * DIM, w->t);
-        uint8_t *line = to.line + ((head + 8 * r) * DIM + d0) / MMA_BLOCK * to.pitch; /* packed */
-        if (head + 8 * r >= j->a.n_heads)
+        uint8_t *line = x->line + r * 8 * (DIM / MMA_BLOCK) * x->pitch;
+        if (x->head + 8 * r >= j->a.n_heads)
             continue;
         GPU_UNROLL
         for (int i = 0; i < PIECES / 4; i++) {
@@ -299,17 +316,28 @@ GPU_FN void store_output(const struct attention_sm90_job *j, const struct place 
                 int k = i / 2 * EACH + 2 * q + i % 2; /* packed, every second pair are neighbours */
                 float a = o[4 * k + 2 * r], b = o[4 * k + 2 * r + 1];
                 p.w[q] = k < PLAIN ? find_pair(a, b, over[r])
-                                   : find_turned(a, b, over[r], d + 8 * k >= DIM - j->a.rope_dim,
-                                                 turn[k % TURNS]);
-                struct rows_half x = {{gpu_bits(gpu_low(p.w[q])), gpu_bits(gpu_high(p.w[q]))}};
+                                   : find_turned(a, b, over[r], x->d + 8 * k >= x->rope,
+                                                 x->turn[k % TURNS]);
+                struct rows_half h = {{gpu_bits(gpu_low(p.w[q])), gpu_bits(gpu_high(p.w[q]))}};
                 if (!j->a.packed)
-                    *(struct rows_half *)(void *)(j->a.o + at + d + 8 * k) = x;
+                    *(struct rows_half *)(void *)(j->a.o + x->at + r * 8 * DIM + 8 * k) = h;
             }
             if (j->a.packed)
                 mma_store16(
-                    line + i / 2 * to.pitch + (((i % 2 * 4 + gpu_lane() % 4) ^ to.swap) << 4), p);
+                    line + i / 2 * x->pitch + (((i % 2 * 4 + gpu_lane() % 4) ^ x->swap) << 4), p);
         }
     }
+}
+template <int N>
+GPU_FN void store_weighed(const struct attention_sm90_job *j, const struct place *w,
+                          const struct weigher *g, int d0, const float (&o)[N],
+                          const struct ending *e)
+{
+    struct output x = find_output(j, w, d0, 2 * N, e);
+    float over[2];
+    for (int r = 0; r < 2; r++)
+        over[r] = find_over(e->sink[my_head() + 8 * r], g->den[r], g->top[r]);
+    store_output(j, &x, over, o);
 }
 
 #endif

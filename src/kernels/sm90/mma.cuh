@@ -69,6 +69,11 @@ GPU_FN void mma_store16(uint8_t *p, struct gpu_words w)
     *(struct gpu_words *)(void *)p = w;
 }
 
+GPU_FN struct gpu_words mma_load16(const uint8_t *p) /* shared memory */
+{
+    return *(const struct gpu_words *)(const void *)p;
+}
+
 /* 16 bytes on their way to shared memory; groups of them; all but the last LEFT groups of this thread have
  * arrived.  What lanes of one wave wrote to shared memory is seen by the others behind wave_order. */
 #if defined(__CUDACC__)
@@ -88,6 +93,10 @@ GPU_FN void wave_order(void)
 {
     __syncwarp();
 }
+GPU_FN bool wave_any(bool x) /* in a lane of the wave */
+{
+    return __any_sync(0xffffffffu, x);
+}
 #else
 GPU_FN void mma_copy16(uint8_t *to, const void *from)
 {
@@ -98,6 +107,10 @@ template <int LEFT> GPU_FN void mma_copies_wait(void) {}
 GPU_FN void wave_order(void)
 {
     gpu_shfl_xor(0, 0);
+}
+GPU_FN bool wave_any(bool x)
+{
+    return wave_max(x, GPU_WAVE) > 0;
 }
 #endif
 
@@ -150,6 +163,67 @@ GPU_FN int mma_anew(int x)
     return x;
 }
 
+/* Bytes on their way to shared memory by the copy engine, a multiple of 16 from and to such: mma_copied waits for
+ * those that a barrier of mma_expect counts, its first use.  Of `places` barriers, by one thread, with a
+ * block's barrier behind. */
+GPU_FN void mma_copy_barriers(uint64_t *bar, int places)
+{
+    for (int i = 0; i < places; i++)
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_at(bar + i)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+GPU_FN void mma_expect(uint64_t *bar, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
+                 "r"(bytes)
+                 : "memory");
+}
+GPU_FN void mma_bulk(uint8_t *to, const void *from, int bytes, uint64_t *bar)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(shared_at(to)),
+        "l"(from), "r"(bytes), "r"(shared_at(bar))
+        : "memory");
+}
+GPU_FN void mma_copied(uint64_t *bar, int phase)
+{
+    asm volatile("{\n.reg .pred p;\nwait: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+                 "@p bra.uni done;\nbra.uni wait;\ndone:\n}" ::"r"(shared_at(bar)),
+                 "r"(phase)
+                 : "memory");
+}
+GPU_FN void mma_copied_all(uint64_t *bar, int phase)
+{
+    mma_copied(bar, phase);
+}
+/* The other way, by one thread behind shared_to_wgmma: on its way; shared memory may be overwritten, global memory is
+ * written. */
+GPU_FN void mma_bulk_back(void *to, const uint8_t *from, int bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_at(from)), "r"(bytes)
+                 : "memory");
+}
+GPU_FN void mma_back_read(void)
+{
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+GPU_FN void mma_back_done(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* A of a step from rows of shared memory, `pitch` bytes each: of 16 heads and 16 values at p. */
+GPU_FN void mma_fragment(const uint8_t *p, int pitch, uint32_t (&a)[4])
+{
+    int lane = gpu_lane();
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(shared_at(p) + (uint32_t)(lane % 16 * pitch + lane / 16 * 16))
+                 : "memory");
+}
+
 /* S = Q K^T: 32 columns, k along the rows of both tiles. */
 GPU_FN void mma_ss(float (&d)[16], mma_tile a, mma_tile b)
 {
@@ -159,6 +233,13 @@ GPU_FN void mma_ss(float (&d)[16], mma_tile a, mma_tile b)
                  : "l"(a), "l"(b));
 }
 /* A in registers; DOWN: k runs down the rows of b, columns along them. */
+template <int DOWN> GPU_FN void mma_rs(float (&d)[16], const uint32_t (&a)[4], mma_tile b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_16
+                 "}, {%16, %17, %18, %19}, %20, 1, 1, 1, %21;"
+                 : WGMMA_D16(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(DOWN));
+}
 template <int DOWN> GPU_FN void mma_rs(float (&d)[32], const uint32_t (&a)[4], mma_tile b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32
@@ -267,6 +348,30 @@ GPU_FN mma_tile mma_anew(mma_tile t)
 GPU_FN int mma_anew(int x)
 {
     return x;
+}
+/* Copies are done when they are issued; what another thread issued is there behind a barrier of both. */
+GPU_FN void mma_copy_barriers(uint64_t *, int) {}
+GPU_FN void mma_expect(uint64_t *, int) {}
+GPU_FN void mma_bulk(uint8_t *to, const void *from, int bytes, uint64_t *)
+{
+    memcpy(to, from, (size_t)bytes);
+}
+GPU_FN void mma_copied(uint64_t *, int) {}
+GPU_FN void mma_bulk_back(void *to, const uint8_t *from, int bytes)
+{
+    memcpy(to, from, (size_t)bytes);
+}
+GPU_FN void mma_back_read(void) {}
+GPU_FN void mma_back_done(void) {}
+GPU_FN void mma_copied_all(uint64_t *, int) /* every thread of the block waits */
+{
+    gpu_sync();
+}
+GPU_FN void mma_fragment(const uint8_t *p, int pitch, uint32_t (&a)[4])
+{
+    for (int i = 0; i < 4; i++)
+        memcpy(a + i, p + (gpu_lane() / 4 + i % 2 * 8) * pitch + i / 2 * 16 + gpu_lane() % 4 * 4,
+               4);
 }
 /* As in wgmma.cuh. */
 GPU_FN void copies_end(void) {}
@@ -391,23 +496,34 @@ template <int FIRST> GPU_FN uint32_t mma_two_codes(uint32_t c)
     uint32_t x = mma_bytes_signed<0x1804 + 0x1110 * FIRST>(c);
     return (uint32_t)((int32_t)x >> 4) & 0x87f087f0u;
 }
-/* 16 E4M3 codes as two chunks, times 2^(code - 127); codes: the code in both halves.  Rows have codes of
- * about 120: up to 134 one factor does, 2^(code - 127 + 120).  What is beyond 198 counts as 198. */
-GPU_FN void mma_unpack(const struct gpu_words &c, uint32_t codes, struct gpu_words out[2])
+/* 16 E4M3 codes as two chunks, times a power of two, twice as bf16. */
+GPU_FN void mma_unpack_by(const struct gpu_words &c, uint32_t scale, struct gpu_words out[2])
 {
-    enum { MOST = 134, LAST = 198 };
-    uint32_t scale = mma_least(codes, MOST * 0x10001) * 128 + 120 * 0x00800080;
     GPU_UNROLL
     for (int i = 0; i < 4; i++) {
         out[i / 2].w[i % 2 * 2] = mma_times(mma_two_codes<0>(c.w[i]), scale);
         out[i / 2].w[i % 2 * 2 + 1] = mma_times(mma_two_codes<2>(c.w[i]), scale);
     }
-    if (codes <= MOST * 0x10001)
-        return;
-    scale = (mma_least(codes, LAST * 0x10001) - MOST * 0x10001) * 128 + 127 * 0x00800080;
-    GPU_UNROLL
-    for (int i = 0; i < 8; i++)
-        out[i / 4].w[i % 4] = mma_times(out[i / 4].w[i % 4], scale);
+}
+/* For 2^(code - 127), codes: the code in both halves.  Rows have codes of about 120: up to MMA_CODE one factor does,
+ * 2^(code - 127 + 120), which is mma_scale; what is beyond needs mma_rest as a second one.  Beyond 198 they count
+ * as 198.  No branches: keys are unpacked several at a time, each some 200 clocks from its first instruction
+ * to its last. */
+enum { MMA_CODE = 134, MMA_CODE_LAST = 198 };
+GPU_FN uint32_t mma_scale(uint32_t codes)
+{
+    return mma_least(codes, MMA_CODE * 0x10001) * 128 + 120 * 0x00800080;
+}
+GPU_FN bool mma_has_rest(uint32_t codes)
+{
+    return codes > MMA_CODE * 0x10001;
+}
+GPU_FN void mma_rest(uint32_t codes, struct gpu_words *x)
+{
+    uint32_t scale =
+        (mma_least(codes, MMA_CODE_LAST * 0x10001) - MMA_CODE * 0x10001) * 128 + 127 * 0x00800080;
+    for (int i = 0; i < 4; i++)
+        x->w[i] = mma_times(x->w[i], scale);
 }
 
 #endif
