@@ -258,6 +258,7 @@ static int32_t add_node(struct tree *t, int32_t page, int32_t parent, uint64_t b
     t->node[parent].n_children++;
     t->n_nodes++;
     tree_list_put(t->node_use, page, t->node_use[0].older);
+    tree_tell_page(t, page, TREE_KEPT);
     return page;
 }
 
@@ -286,8 +287,10 @@ int64_t tree_insert(struct tree *t, int slot, const struct tree_salt *salt, cons
     for (int64_t i = 0; i < n_ids / KERN_PAGE; i++) {
         const int32_t *at = ids + i * KERN_PAGE;
         int32_t next = tree_child(t, node, hash, salt, at);
-        if (next && next != pages[i])
+        if (next && next != pages[i]) {
             kv_swap(kv, slot, i, next);
+            tree_tell_page(t, next, TREE_USED);
+        }
         n_new += !next;
         node = next ? next : add_node(t, pages[i], node, hash, salt, at);
         hash = t->node[node].hash;
@@ -311,6 +314,7 @@ static void remove_node(struct tree *t, int32_t i)
         tree_remove_snapshot(t, x->snapshots);
         t->n_evicted_snapshots++;
     }
+    tree_tell_page(t, i, TREE_GONE);
     while (*link != i)
         link = &t->node[*link].chain;
     *link = x->chain;

@@ -253,6 +253,51 @@ static void test_sizes(void **state)
     }
 }
 
+static enum fst_status count(void *ud, uint8_t *at, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        at[i]++;
+    *(int64_t *)ud += (int64_t)bytes;
+    return FST_OK;
+}
+
+/* The runs of all pages cover each byte of entries and keys once, and no other: what pads a page of the
+ * paged layout is left out, window rows and states are a slot's. */
+static void test_page_runs(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        struct kv_spec spec = spec_of(row_formats[i % 4], key_formats[i / 4]);
+        int64_t parts[4], all = 0, seen = 0;
+        struct kv kv;
+        assert_int_equal(kv_init(&kv, &spec), FST_OK);
+        assert_int_equal(kv_page_bytes(&kv, parts), kv_page_bytes(&kv, NULL));
+        for (int b = 0; b < kv.n_blocks; b++)
+            if (!kv.blocks[b].shared)
+                memset(kv.blocks[b].p, 0, kv.blocks[b].bytes);
+        for (int32_t page = 0; page <= PAGES; page++)
+            assert_int_equal(kv_page_runs(&kv, page, count, &seen), FST_OK);
+        for (int l = 0; l < spec.n_layers; l++) {
+            int64_t rows = spec.ratio[l] ? KERN_PAGE / spec.ratio[l] : 0;
+            int64_t row =
+                rows_bytes(spec.format, 512) + (spec.format == ROW_FP8 ? ROWS_ROPE_BYTES : 0);
+            int64_t keys = spec.ratio[l] == 4 ? rows_index_page_bytes(spec.index_format, 128) : 0;
+            assert_int_equal(parts[l], rows * row + keys);
+            all += parts[l];
+        }
+        assert_int_equal(kv_page_bytes(&kv, NULL), all);
+        assert_int_equal(seen, (PAGES + 1) * all);
+        for (int b = 0; b < kv.n_blocks; b++)
+            for (size_t k = 0; !kv.blocks[b].shared && k < kv.blocks[b].bytes; k++) {
+                uint8_t n = ((uint8_t *)kv.blocks[b].p)[k];
+                assert_true(n <= 1);
+                seen -= n;
+            }
+        assert_int_equal(seen, 0);
+        kv_release(&kv);
+    }
+}
+
 /* How far a ring may have run ahead.  A slot's memory is written position by position, as kernels do,
  * each row with its position; up to the slack all rows of a snapshot are still those of their
  * positions, one further and the oldest is gone. */
@@ -400,9 +445,9 @@ static void test_other_ring(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_formats),
-                                       cmocka_unit_test(test_every_position),
-                                       cmocka_unit_test(test_other_ring),
-                                       cmocka_unit_test(test_sizes), cmocka_unit_test(test_slack)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_formats), cmocka_unit_test(test_every_position),
+        cmocka_unit_test(test_other_ring),  cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_slack),       cmocka_unit_test(test_page_runs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

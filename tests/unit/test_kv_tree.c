@@ -496,6 +496,91 @@ static void test_no_bytes(void **state)
     stop(&f);
 }
 
+static int told[2][3]; /* pages and snapshots, by event */
+static void tell_page(void *ud, int32_t node, enum tree_event what)
+{
+    assert_true(ud == &told && node > 0);
+    told[0][what]++;
+}
+static void tell_snapshot(void *ud, int32_t snapshot, enum tree_event what)
+{
+    assert_true(ud == &told && snapshot > 0);
+    told[1][what]++;
+}
+
+static enum fst_status fill_run(void *ud, uint8_t *at, size_t bytes)
+{
+    memset(at, 0x3c, bytes);
+    *(int64_t *)ud += (int64_t)bytes;
+    return FST_OK;
+}
+
+/* A slot goes on behind pages that are there, gets the next ones from elsewhere, and gives them to the tree
+ * with a snapshot that had been expected. */
+static void test_adopted(void **state)
+{
+    struct fixture f;
+    struct tree_hold hold = {0};
+    struct tree_hit hit;
+    int32_t ids[CONTEXT], coming, other;
+    int64_t bytes = 0;
+    int slot;
+    (void)state;
+    memset(told, 0, sizeof told);
+    counting(ids, CONTEXT);
+    start(&f, 1 << 16);
+    f.t.watch = (struct tree_watch){tell_page, tell_snapshot, &told};
+    leave(&f, &alice, ids, 3 * 256);
+    tree_match(&f.t, &alice, ids, CONTEXT, &hit);
+    assert_int_equal(hit.n_full, 3 * 256);
+    assert_int_equal(kv_slot_open(&f.kv, &slot), FST_OK);
+    assert_int_equal(tree_share(&f.t, slot, &hit, 512, (PAGES + 3) * 256, &hold), FST_EBUDGET);
+    assert_int_equal(hold.node, 0);
+    assert_int_equal(tree_share(&f.t, slot, &hit, 512, 5 * 256, &hold), FST_OK); /* not all of it */
+    assert_int_equal(f.kv.slots[slot].n_committed, 512);
+    assert_int_equal(f.t.node[hold.node].depth, 2);
+    assert_int_equal(tree_expect(&f.t, 1000, &coming), FST_OK);
+    assert_int_equal(tree_expect(&f.t, 900, &other), FST_OK);
+    check(&f);
+    assert_int_equal(restorable(&f, &alice, ids, CONTEXT), 3 * 256); /* nobody finds it yet */
+    tree_forgo(&f.t, other);
+    check(&f);
+    assert_int_equal(tree_snapshot_runs(&f.t, coming, fill_run, &bytes), FST_OK);
+    assert_int_equal(bytes, kv_snapshot_bytes(&f.kv, 1000));
+    kv_commit(&f.kv, slot, 3 * 256);
+    tree_adopt(&f.t, coming, slot, &alice, ids, &hold);
+    check(&f);
+    assert_int_equal(f.t.node[hold.node].depth, 3);
+    assert_int_equal(restorable(&f, &alice, ids, CONTEXT), 1000);
+    assert_int_equal(restorable(&f, &nobody, ids, CONTEXT), 0);
+    assert_int_equal(tree_expect(&f.t, 1000, &coming), FST_OK); /* somebody else was faster */
+    tree_adopt(&f.t, coming, slot, &alice, ids, &hold);
+    assert_int_equal(f.t.n_snapshots, 2);
+    assert_int_equal(f.t.n_expected, 0);
+    tree_unlock(&f.t, &hold);
+    kv_slot_close(&f.kv, slot);
+    slot = restored(&f, &alice, ids, CONTEXT, 1000, &hold);
+    tree_unlock(&f.t, &hold);
+    kv_slot_close(&f.kv, slot);
+    tree_flush(&f.t);
+    assert_int_equal(told[0][TREE_KEPT], 3);
+    assert_int_equal(told[0][TREE_USED], 1 + 3); /* the third came twice, then all were shared */
+    assert_int_equal(told[0][TREE_GONE], 3);
+    assert_int_equal(told[1][TREE_KEPT], 2);
+    assert_int_equal(told[1][TREE_USED], 1);
+    assert_int_equal(told[1][TREE_GONE], 2);
+    assert_int_equal(tree_expect(&f.t, 900, &coming), FST_OK);
+    f.t.snapshot[coming].expected = false; /* the check looks at these too */
+    assert_int_equal(tree_check(&f.t), FST_EINTERNAL);
+    f.t.snapshot[coming].expected = true;
+    tree_forgo(&f.t, coming);
+    stop(&f);
+
+    start(&f, 255); /* not one chunk */
+    assert_int_equal(tree_expect(&f.t, 900, &coming), FST_EBUDGET);
+    stop(&f);
+}
+
 static void test_plan(void **state)
 {
     struct kv_spec spec = small();
@@ -656,6 +741,7 @@ int main(void)
         cmocka_unit_test(test_shared_beginning_stays),
         cmocka_unit_test(test_no_page),
         cmocka_unit_test(test_no_bytes),
+        cmocka_unit_test(test_adopted),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_check_finds),
         cmocka_unit_test(test_far),
