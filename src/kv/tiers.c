@@ -51,6 +51,23 @@ static struct store_key key_before(const struct tiers *x, int32_t node, const st
     return node ? x->mark[node].key : tiers_root_key(x, s);
 }
 
+/* Everything that no store has got yet, parents first. */
+static void enqueue_all(struct tiers *x)
+{
+    const struct tree *t = x->tree;
+    for (int32_t p = 1; p <= t->kv->spec.n_pages; p++) {
+        int32_t end = x->queue[0].older;
+        if (t->kv->kept[p] == KV_NOT_KEPT)
+            continue;
+        for (int32_t i = p; i && x->mark[i].state == MARK_NONE; i = t->node[i].parent)
+            enqueue_behind(x, i, end);
+    }
+    for (int32_t i = 1; i <= t->n_chunks; i++)
+        if (t->snapshot[i].n && !t->snapshot[i].expected &&
+            x->mark[tiers_entry_of_snapshot(x, i)].state == MARK_NONE)
+            enqueue(x, tiers_entry_of_snapshot(x, i));
+}
+
 static bool copied_when_kept(const struct tiers *x)
 {
     return x->o.policy == TIERS_WRITE_THROUGH && !x->clearing;
@@ -301,8 +318,12 @@ void tiers_poll(struct tiers *x)
     for (int i = 0; i < TIERS_JOBS; i++)
         if (done[i])
             end_backup(x, &x->backup[i]);
-    if (cleared && !x->n_copying)
-        x->clearing = false;
+    if (!x->clearing || !cleared || x->n_copying)
+        return;
+    x->clearing = false;
+    if (copied_when_kept(
+            x)) /* what requests rely on has stayed in the tree, and others stand on it */
+        enqueue_all(x);
 }
 
 bool tiers_copying(const struct tiers *x)
@@ -524,10 +545,9 @@ void tiers_wait(struct tiers *x)
     }
 }
 
-/* All that no store which lasts has got yet. */
+/* What the tree has at the end, to stores that last. */
 static void drain(struct tiers *x)
 {
-    const struct tree *t = x->tree;
     bool lasts = false;
     for (int i = 0; i < x->n_stores; i++)
         lasts |= x->store[i]->lasts;
@@ -535,17 +555,7 @@ static void drain(struct tiers *x)
         return;
     tiers_wait(x);
     x->draining = true;
-    for (int32_t p = 1; p <= t->kv->spec.n_pages; p++) {
-        int32_t end = x->queue[0].older;
-        if (t->kv->kept[p] == KV_NOT_KEPT)
-            continue;
-        for (int32_t i = p; i && x->mark[i].state == MARK_NONE; i = t->node[i].parent)
-            enqueue_behind(x, i, end);
-    }
-    for (int32_t i = 1; i <= t->n_chunks; i++)
-        if (t->snapshot[i].n && !t->snapshot[i].expected &&
-            x->mark[tiers_entry_of_snapshot(x, i)].state == MARK_NONE)
-            enqueue(x, tiers_entry_of_snapshot(x, i));
+    enqueue_all(x);
     tiers_wait(x);
 }
 
