@@ -47,8 +47,16 @@ struct fst_engine_opts {
     bool profile;               /* keep per-block timings (bench step) */
     bool disable_prefix_cache;  /* compute every prompt whole (on a card always); same results */
     int64_t prefix_cache_bytes; /* host memory for snapshots; 0: room for 128, 4 GiB at most */
-    bool disable_cuda_graph;    /* launch kernel by kernel on a card; results are the same */
-    const int32_t *masked_ids;  /* ids that are never drawn (rows of the vocabulary without a name
+    /* Tiers below the prefixes that are kept: what those let go, and prompts may still go on from. */
+    int64_t kv_host_bytes;       /* host memory; 0: none.  Less is left: one line, and none */
+    const char *kv_host_layout;  /* "page_first_direct"; "layer_first" */
+    const char *kv_disk_dir;     /* folder of the tier on disk; NULL: none */
+    int64_t kv_disk_bytes;       /* its budget; 0: 4 GiB */
+    const char *kv_write_policy; /* "write_through"; "write_through_selective", "write_back" */
+    bool
+        check_memory; /* tests: after every step all of KV memory is accounted for, or the process ends */
+    bool disable_cuda_graph;   /* launch kernel by kernel on a card; results are the same */
+    const int32_t *masked_ids; /* ids that are never drawn (rows of the vocabulary without a name
                                     in the tokenizer); copied */
     size_t n_masked_ids;
     /* Progress of opening, from the opening thread; may be NULL. done and total in bytes. */
@@ -78,6 +86,8 @@ struct fst_engine_info {
     int64_t context_length, max_total_tokens;
     uint64_t weight_bytes, kv_bytes, state_bytes, workspace_bytes;
     uint64_t prefix_cache_bytes; /* room for snapshots; 0: every prompt is computed whole */
+    uint64_t kv_host_bytes;      /* of the host tier; 0: there is none */
+    const char *kv_disk_dir;     /* of the tier on disk; NULL: there is none */
     uint64_t n_tensors;
     double load_s;
 };
@@ -93,13 +103,27 @@ struct fst_spec_stats {
     double accept_length; /* (accepted + verify_steps)/verify_steps; 0 without rounds */
 };
 
+enum { FST_TIERS_MAX = 2 };
+
+struct fst_tier_stats {
+    const char *name;        /* "host", "disk" */
+    uint64_t objects, bytes; /* pages and snapshots that are there */
+    uint64_t n_put, put_bytes, n_got, got_bytes, n_missed, n_evicted, n_refused, n_bad;
+};
+
 struct fst_engine_stats {
     uint64_t steps;                          /* forward passes */
     int running, waiting;                    /* requests now */
+    int loading;                             /* of those that run: wait for a tier */
     int64_t kv_tokens_used, kv_tokens_total; /* whole pages */
     int slots_used, slots_total;
     bool lost; /* the device failed: no request can succeed any more, the process should end */
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
+    /* Loads from tiers; of these without all that they were for; tokens beyond what was kept above. */
+    uint64_t loads, loads_incomplete, loaded_tokens;
+    int64_t tier_queue; /* what waits to be copied or is being copied */
+    int n_tiers;
+    struct fst_tier_stats tier[FST_TIERS_MAX];
     uint64_t requests, finished, aborted, failed, retracted;
     uint64_t prefill_rows, decode_rows, verify_rows, draft_rounds;
     double last_decode_tok_s; /* over the last decode window of 40 steps */

@@ -413,6 +413,14 @@ void tiers_stop(struct tiers *x, int slot)
     atomic_store(&x->load[slot].stop, true);
 }
 
+void tiers_await(struct tiers *x, int slot)
+{
+    pthread_mutex_lock(&x->lock);
+    while (x->load[slot].state == JOB_POSTED)
+        pthread_cond_wait(&x->done, &x->lock);
+    pthread_mutex_unlock(&x->lock);
+}
+
 bool tiers_end(struct tiers *x, int slot)
 {
     struct load *l = &x->load[slot];
@@ -592,7 +600,7 @@ void tiers_get_stats(struct tiers *x, struct tiers_stats *out)
     *out = (struct tiers_stats){.n_loads = x->n_loads,
                                 .n_incomplete = x->n_incomplete,
                                 .loaded_tokens = x->loaded_tokens,
-                                .n_queued = x->n_queued,
+                                .n_queued = x->n_queued + x->n_copying,
                                 .n_stores = x->n_stores};
     pthread_mutex_lock(&x->lock);
     for (int i = 0; i < x->n_stores; i++) {

@@ -63,6 +63,7 @@ enum fst_status tiers_load(struct tiers *x, int slot, const struct tree_salt *sa
                            struct tree_hold *hold);
 bool tiers_loading(struct tiers *x, int slot); /* false: tiers_end may be called, and has to be */
 void tiers_stop(struct tiers *x, int slot);    /* it ends soon, with what has come */
+void tiers_await(struct tiers *x, int slot);   /* waits until it has ended */
 /* The tree adopts what has come; slot and hold are empty.  True: all of it has. */
 bool tiers_end(struct tiers *x, int slot);
 /* Until nothing is posted and no load is under way any more (tests, shutdown). */
@@ -73,7 +74,7 @@ void tiers_clear(struct tiers *x);
 struct tiers_stats {
     uint64_t n_loads, n_incomplete; /* loads that were begun; of these without all they were for */
     uint64_t loaded_tokens;         /* beyond what the tree had, of complete ones */
-    int64_t n_queued;               /* pages and snapshots that wait to be copied */
+    int64_t n_queued;               /* what waits to be copied or is being copied */
     int n_stores;
     const char *name[TIERS_MAX];
     struct store_stats store[TIERS_MAX];
