@@ -31,11 +31,20 @@ static int64_t default_budget(const struct kv *kv)
 
 /* ------------------------------------------------------------------ tiers */
 
+/* As much as two of each page would take, within reason: it is not written before it is used. */
+static int64_t default_host(const struct kv *kv)
+{
+    int64_t bytes = 2 * kv->spec.n_pages * kv_page_bytes(kv, NULL);
+    return FST_MIN(bytes, (int64_t)(mem_available_bytes() / 4));
+}
+
 static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o, int layout,
                                  struct store **stores, int *n)
 {
     int64_t parts[KV_LAYERS_MAX];
-    struct host_opts h = {.budget_bytes = o->kv_host_bytes,
+    char why[512];
+    struct host_opts h = {.budget_bytes =
+                              o->kv_host_bytes < 0 ? default_host(&e->kv) : o->kv_host_bytes,
                           .layout = (enum host_layout)layout,
                           .part_bytes = parts,
                           .n_parts = e->kv.spec.n_layers};
@@ -46,8 +55,11 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
         log_warn("tiers", "host=off why=\"%s\"", fst_error_text());
         return FST_OK;
     }
-    FST_TRY(rc);
-    e->info.kv_host_bytes = (uint64_t)o->kv_host_bytes;
+    if (rc < 0) {
+        snprintf(why, sizeof why, "%s", fst_error_text());
+        return fst_error(rc, "--kv-host-mb: %s", why);
+    }
+    e->info.kv_host_bytes = (uint64_t)h.budget_bytes;
     ++*n;
     return FST_OK;
 }

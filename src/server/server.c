@@ -239,10 +239,12 @@ static void log_progress(struct server *s)
         return;
     s->last_log_steps = st.steps;
     log_info("decode",
-             "running=%d queue=%d token_usage=%.3f accept_len=%.2f gen_tok_s=%.1f steps=%llu",
+             "running=%d queue=%d token_usage=%.3f accept_len=%.2f gen_tok_s=%.1f steps=%llu "
+             "loaded_tokens=%llu",
              st.running, st.waiting,
              st.kv_tokens_total ? (double)st.kv_tokens_used / (double)st.kv_tokens_total : 0.0,
-             st.spec.accept_length, st.last_decode_tok_s, (unsigned long long)st.steps);
+             st.spec.accept_length, st.last_decode_tok_s, (unsigned long long)st.steps,
+             (unsigned long long)st.loaded_tokens);
 }
 
 /* No request can succeed any more: open ones have ended with an error, which their readers get within

@@ -58,7 +58,7 @@ INTERFACE = {
     "weights": "weights config rope",
     "tokenizer": "tokenizer",
     "chat": "chat memory parse stream",
-    "kv": "kv step sizing snapshot tree",
+    "kv": "kv step sizing snapshot tree tiers host",
     "model": "model cost plan",
     "sample": "sample",
     "spec": "spec",
