@@ -45,7 +45,7 @@ struct fst_engine_opts {
     uint64_t random_seed;       /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
     bool profile;               /* keep per-block timings (bench step) */
-    bool disable_prefix_cache;  /* compute every prompt whole (on a card always); same results */
+    bool disable_prefix_cache;  /* compute every prompt whole; same results */
     int64_t prefix_cache_bytes; /* host memory for snapshots; 0: room for 128, 4 GiB at most */
     /* Tiers below the prefixes that are kept: what those let go, and prompts may still go on from. */
     int64_t

@@ -94,10 +94,10 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
                         FST_COUNT(layouts), &layout));
     FST_TRY(engine_word("--hicache-write-policy", o->kv_write_policy, policies[0], policies,
                         FST_COUNT(policies), &policy));
-    if (!e->prefix) {
+    if (!e->prefix || e->device) { /* pages of a card are out of reach of the tiers' thread */
         if (o->kv_host_bytes || o->kv_disk_dir)
             log_info("tiers", "off why=%s",
-                     e->device ? "prompts_are_computed_whole_on_a_card" : "disable_radix_cache");
+                     e->prefix ? "not_built_for_cards" : "disable_radix_cache");
         return FST_OK;
     }
     if (o->kv_host_bytes)
@@ -124,11 +124,15 @@ enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o)
 {
     struct tree_opts t;
 
-    e->prefix = !o->disable_prefix_cache && !e->device;
+    e->prefix = !o->disable_prefix_cache;
     e->check_memory = o->check_memory;
     if (!e->prefix)
         return open_tiers(e, o);
     tree_opts_default(&t);
+    t.kernels = &e->kernels;
+    t.stream = &e->stream;
+    if (e->device) /* a chunk is a copy over the bus */
+        t.chunk_bytes = (int64_t)1 << 20;
     t.budget_bytes = o->prefix_cache_bytes ? o->prefix_cache_bytes : default_budget(&e->kv);
     FST_TRY(tree_init(&e->tree, &e->kv, &t));
     e->info.prefix_cache_bytes = (uint64_t)(e->tree.n_chunks * t.chunk_bytes);
