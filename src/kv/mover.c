@@ -59,10 +59,15 @@ struct move {
     bool out;   /* from KV memory */
 };
 
+/* What the side still sends comes first. */
 static enum fst_status launch(struct kv_mover *m)
 {
     struct copy_pieces_args a = {m->piece, m->n_pieces};
+    bool sending = m->sending;
     m->n_pieces = 0;
+    m->sending = false;
+    if (sending)
+        FST_TRY(stream_sync(&m->side));
     m->launched = m->kv->spec.device;
     return m->kernels->copy_pieces(&a, m->stream);
 }
@@ -159,9 +164,8 @@ enum fst_status mover_put(struct kv_mover *m, int slot, int64_t n, const struct 
 {
     struct move v = {m, *from, 0, false};
     FST_TRY(mover_settle(m));
-    if (m->staging) {
+    if (m->staging) { /* the list is made meanwhile */
         FST_TRY(chunks(&v, kv_snapshot_bytes(m->kv, n)));
-        FST_TRY(mover_settle(m));
         v = (struct move){m, *from, 0, false};
     }
     return gather(&v, slot, n);
