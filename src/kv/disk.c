@@ -311,8 +311,8 @@ static enum fst_status open_all(struct disk *d, const struct disk_opts *o)
         log_warn("disk read-only",
                  "dir=%s why=nothing_can_be_written_there effect=nothing_new_is_kept",
                  log_value(dir, sizeof dir, d->dir_path, strlen(d->dir_path)));
-    } else {
-        disk_dir_clean(&d->dir);
+    } else if (!disk_dir_clean(&d->dir)) { /* what the budget does not see */
+        disk_stop(d, "remove", "new", strerror(errno));
     }
     return load(d);
 }

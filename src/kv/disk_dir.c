@@ -100,6 +100,7 @@ struct walk {
     void *ud;
     struct disk_found found;
     bool ended;
+    int error; /* errno of something that could not be read; 0: none */
 };
 
 static void walk_shard(struct walk *w, DIR *dir, const char *shard)
@@ -112,8 +113,13 @@ static void walk_shard(struct walk *w, DIR *dir, const char *shard)
             continue;
         disk_path(f->path, f->realm, &f->key, f->kind);
         /* One in a folder that is not its own would be looked for elsewhere. */
-        if (strncmp(f->path + sizeof "objects/" - 1 + 17, shard, 2) != 0 ||
-            disk_sys_stat_at(dirfd(dir), e->d_name, &st) < 0 || !S_ISREG(st.st_mode))
+        if (strncmp(f->path + sizeof "objects/" - 1 + 17, shard, 2) != 0)
+            continue;
+        if (disk_sys_stat_at(dirfd(dir), e->d_name, &st) < 0) {
+            w->error = errno == ENOENT ? w->error : errno;
+            continue;
+        }
+        if (!S_ISREG(st.st_mode))
             continue;
         f->bytes = (uint64_t)st.st_size;
         f->changed_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
@@ -121,11 +127,9 @@ static void walk_shard(struct walk *w, DIR *dir, const char *shard)
     }
 }
 
-/* errno is 0 where it went well. */
 static void walk_realm(struct walk *w, DIR *dir)
 {
     struct dirent *e;
-    int error = 0;
     while (!w->ended && (e = readdir(dir))) {
         if (!is_hex(e->d_name, 2))
             continue;
@@ -134,17 +138,15 @@ static void walk_realm(struct walk *w, DIR *dir)
             walk_shard(w, shard, e->d_name);
             closedir(shard);
         } else if (errno != ENOENT) {
-            error = errno;
+            w->error = errno;
         }
     }
-    errno = error;
 }
 
 enum fst_status disk_dir_walk(const struct disk_dir *d, disk_found_fn *f, void *ud)
 {
     struct walk w = {.d = d, .f = f, .ud = ud};
     struct dirent *e;
-    int error = 0;
     DIR *dir = enter(d->fd, "objects");
     if (!dir)
         return errno == ENOENT ? FST_OK : failed(d, "cannot read its folder objects");
@@ -153,28 +155,31 @@ enum fst_status disk_dir_walk(const struct disk_dir *d, disk_found_fn *f, void *
             continue;
         DIR *realm = enter(dirfd(dir), e->d_name);
         if (!realm) {
-            error = errno == ENOENT ? error : errno;
+            w.error = errno == ENOENT ? w.error : errno;
             continue;
         }
         memcpy(w.found.realm, e->d_name, sizeof w.found.realm);
         walk_realm(&w, realm);
-        error = errno ? errno : error;
         closedir(realm);
     }
     closedir(dir);
-    errno = error;
-    return error ? failed(d, "cannot read a folder of objects") : FST_OK;
+    errno = w.error;
+    return w.error ? failed(d, "cannot read all of its objects") : FST_OK;
 }
 
-void disk_dir_clean(const struct disk_dir *d)
+bool disk_dir_clean(const struct disk_dir *d)
 {
     struct dirent *e;
+    int error = 0;
     DIR *dir = enter(d->fd, "new");
-    while (dir && (e = readdir(dir)))
-        if (e->d_name[0] != '.')
-            disk_sys_unlink(dirfd(dir), e->d_name);
-    if (dir)
-        closedir(dir);
+    if (!dir)
+        return false;
+    while ((e = readdir(dir)))
+        if (e->d_name[0] != '.' && disk_sys_unlink(dirfd(dir), e->d_name) < 0)
+            error = errno;
+    closedir(dir);
+    errno = error;
+    return error == 0;
 }
 
 const char *disk_dir_head(const struct disk_dir *d, const char *path, uint8_t *at, size_t room,

@@ -37,8 +37,8 @@ struct disk_found {
 typedef bool disk_found_fn(void *ud, const struct disk_found *f);
 /* Every file of objects/ whose name is an object's.  FST_EIO when a folder cannot be read. */
 enum fst_status disk_dir_walk(const struct disk_dir *d, disk_found_fn *f, void *ud);
-/* Remove what is in new/. */
-void disk_dir_clean(const struct disk_dir *d);
+/* Remove what is in new/.  False and errno: something stays. */
+bool disk_dir_clean(const struct disk_dir *d);
 /* Head of an object's file into `at`, of DISK_ALIGN bytes or more in `room`; NULL, or what is wrong. */
 const char *disk_dir_head(const struct disk_dir *d, const char *path, uint8_t *at, size_t room,
                           uint64_t file_bytes);

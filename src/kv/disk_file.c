@@ -163,7 +163,6 @@ static uint64_t block_hash(const uint8_t *at, const struct disk_head *h, uint32_
 /* The head's checksum, whose own place counts as 0. */
 static uint64_t head_hash(const uint8_t *at, uint32_t bytes)
 {
-    enum { AT = offsetof(struct disk_head, check) };
     struct disk_head fixed;
     uint64_t behind = hash64(at + DISK_HEAD_FIXED, bytes - DISK_HEAD_FIXED, 0);
     memcpy(&fixed, at, sizeof fixed);
