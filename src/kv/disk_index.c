@@ -239,7 +239,7 @@ void disk_index_put(struct disk_index *x, const struct disk_set *s, const struct
 {
     const struct disk_realm *r = &s->realm[e->realm];
     uint8_t key[KEY], parent[KEY];
-    if (!usable(x))
+    if (!usable(x) || e->name_hash == 0) /* a file that nobody could read is looked at again */
         return;
     key_bytes(key, &e->key);
     key_bytes(parent, &e->parent);
