@@ -258,6 +258,7 @@ static void release(struct disk *d)
 {
     disk_lane_free_all(d);
     disk_io_free(d->io);
+    pool_free(d->hands);
     disk_index_close(d->index);
     disk_set_release(&d->set);
     disk_zip_free(d->zip);
@@ -306,6 +307,9 @@ static enum fst_status open_all(struct disk *d, const struct disk_opts *o)
     FST_TRY(disk_set_init(&d->set));
     FST_TRY(disk_dir_open(&d->dir, d->dir_path, DISK_USE));
     FST_TRY(disk_io_new(&d->io, o->ring, DISK_DEPTH));
+    int cores = pool_cores();
+    if (cores > 1 && pool_new(&d->hands, FST_MIN(cores, DISK_HANDS)) < 0)
+        d->hands = NULL; /* slower, no more than that */
     if (d->dir.read_only) {
         d->stopped = true;
         log_warn("disk read-only",

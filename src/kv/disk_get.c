@@ -98,10 +98,47 @@ static bool still_there(struct disk *d, const struct disk_lane *l, const struct 
     return there;
 }
 
+/* Lanes that were read, to be looked at by many hands. */
+struct batch {
+    struct disk *d;
+    struct store_get *g;
+    struct disk_lane *lane[DISK_AT_ONCE];
+    int n;
+};
+
+/* Is it whole, and what was asked for?  Then its payload goes where it is wanted; one that zstd has made
+ * small waits for end(), since there is one state to decompress with. */
+static void examine(void *ud, int64_t first, int64_t last, int worker)
+{
+    struct batch *b = ud;
+    (void)worker;
+    for (int64_t i = first; i < last; i++) {
+        struct disk_lane *l = b->lane[i];
+        const struct store_get *g = &b->g[l->which];
+        const struct disk_head *h = (const struct disk_head *)(const void *)l->buf;
+        struct store_name name;
+        l->why = NULL;
+        l->same = l->taken = false;
+        if (l->error)
+            continue;
+        l->why = l->cut ? "the file is cut off" : disk_file_check(l->buf, l->bytes);
+        if (l->why)
+            continue;
+        disk_head_name(h, &name);
+        if (strcmp(h->numerics, b->d->numerics) != 0 || strcmp(h->weights, b->d->weights) != 0)
+            l->why = "written under other numerics or weights";
+        else if (memcmp(&name.key, &g->name.key, sizeof name.key) != 0 || name.kind != g->name.kind)
+            l->why = "the object of another key";
+        if (l->why)
+            continue;
+        /* Whole, but of other ids under the same key, or of another size: not what was asked for. */
+        l->same = same_name(&name, &g->name) && h->payload_bytes == sum(g->runs, g->n_runs);
+        l->taken = l->same && !h->zstd && disk_file_take(l->buf, g->runs, g->n_runs, NULL);
+    }
+}
+
 static void end(struct disk *d, struct store_get *g, struct disk_lane *l)
 {
-    const struct disk_head *h = (const struct disk_head *)(const void *)l->buf;
-    struct store_name name;
     g += l->which;
     close(l->fd);
     l->busy = false;
@@ -109,30 +146,32 @@ static void end(struct disk *d, struct store_get *g, struct disk_lane *l)
         return;
     if (l->error) {
         failed(d, l->entry, l->error);
-        return;
-    }
-    const char *why = l->cut ? "the file is cut off" : disk_file_check(l->buf, l->bytes);
-    if (!why && (strcmp(h->numerics, d->numerics) != 0 || strcmp(h->weights, d->weights) != 0))
-        why = "written under other numerics or weights";
-    if (why) {
-        disk_drop_bad(d, l->entry, why);
-        return;
-    }
-    disk_head_name(h, &name);
-    if (memcmp(&name.key, &g->name.key, sizeof name.key) != 0 || name.kind != g->name.kind) {
-        disk_drop_bad(d, l->entry, "the object of another key");
-        return;
-    }
-    /* Whole, but of other ids under the same key, or of another size: not what was asked for. */
-    if (!same_name(&name, &g->name) || h->payload_bytes != sum(g->runs, g->n_runs))
-        return;
-    if (disk_file_take(l->buf, g->runs, g->n_runs, d->zip)) {
+    } else if (l->why) {
+        disk_drop_bad(d, l->entry, l->why);
+    } else if (l->same) {
+        if (!l->taken && !disk_file_take(l->buf, g->runs, g->n_runs, d->zip)) {
+            disk_drop_bad(d, l->entry, "it does not decompress");
+            return;
+        }
         g->found = true;
         d->store.stats.n_got++;
-        d->store.stats.got_bytes += h->payload_bytes;
-    } else {
-        disk_drop_bad(d, l->entry, "it does not decompress");
+        d->store.stats.got_bytes += sum(g->runs, g->n_runs);
     }
+}
+
+/* Those that have been read by now, one at least. */
+static void end_some(struct disk *d, struct store_get *g)
+{
+    struct batch b = {.d = d, .g = g};
+    struct disk_lane *l = disk_lane_done(d, true);
+    for (; l && b.n < DISK_AT_ONCE; l = b.n < DISK_AT_ONCE ? disk_lane_done(d, false) : NULL)
+        b.lane[b.n++] = l;
+    if (b.n == 1)
+        examine(&b, 0, 1, 0);
+    else
+        pool_run(d->hands, b.n, 1, examine, &b);
+    for (int i = 0; i < b.n; i++)
+        end(d, g, b.lane[i]);
 }
 
 void disk_get_all(struct store *s, struct store_get *g, int n)
@@ -144,7 +183,7 @@ void disk_get_all(struct store *s, struct store_get *g, int n)
         if (i < n && disk_lane_any(d))
             begin(d, g, i++);
         else
-            end(d, g, disk_lane_wait(d));
+            end_some(d, g);
     }
     /* The last one first: those before it then lie behind it in the order of use. */
     int64_t now = disk_now(d);

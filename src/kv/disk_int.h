@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include "base/pool.h"
 #include "kv/disk_dir.h"
 #include "kv/disk_index.h"
 #include "kv/disk_io.h"
@@ -15,6 +16,8 @@ enum {
     DISK_LANES = 32,        /* objects in flight */
     DISK_DEPTH = 64,        /* operations in flight */
     DISK_PIECE = 1 << 20,   /* of one operation */
+    DISK_HANDS = 4,         /* threads that check and copy what was read: one does 4 GB/s */
+    DISK_AT_ONCE = 8,       /* objects that they are given, while the others are in flight */
     DISK_MINUTES = 60,      /* of the write budget */
     DISK_PENDING_MAX = 4096 /* removed objects that the index has still to forget */
 };
@@ -33,6 +36,8 @@ struct disk_lane {
     struct disk_op *op; /* (op_cap) */
     int op_cap;
     char path[DISK_PATH]; /* being written: its name in new/ */
+    const char *why;      /* read: what is wrong with it; NULL: nothing */
+    bool same, taken;     /* it is what was asked for; its payload is in the runs */
 };
 
 struct disk {
@@ -43,6 +48,7 @@ struct disk {
     struct disk_dir dir;
     struct disk_index *index;
     struct disk_io *io;
+    struct pool *hands; /* NULL: the caller alone */
     struct disk_zip *zip;
     pthread_mutex_t lock;
     struct disk_set set; /* realm 0 is ours */
@@ -84,8 +90,8 @@ bool disk_lane_any(const struct disk *d); /* one is free, and more bytes may be 
 bool disk_lane_busy(const struct disk *d);
 /* All of its bytes, to or from its file, in pieces. */
 void disk_lane_start(struct disk *d, struct disk_lane *l, bool write);
-/* The next lane whose operations are all over. */
-struct disk_lane *disk_lane_wait(struct disk *d);
+/* The next lane whose operations are all over; NULL: none is yet, and `wait` is false. */
+struct disk_lane *disk_lane_done(struct disk *d, bool wait);
 void disk_lane_free_all(struct disk *d);
 
 #endif

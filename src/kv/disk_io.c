@@ -262,33 +262,37 @@ void disk_io_submit(struct disk_io *io, struct disk_op *op)
         pthread_mutex_unlock(&io->lock);
 }
 
-/* One completion out of the ring. */
-static void reap(struct disk_io *io)
+/* One completion out of the ring.  False: there is none yet. */
+static bool reap(struct disk_io *io, bool wait)
 {
     struct io_uring_cqe *cqe;
-    int rc = io_uring_wait_cqe(&io->ring, &cqe);
+    int rc = wait ? io_uring_wait_cqe(&io->ring, &cqe) : io_uring_peek_cqe(&io->ring, &cqe);
     if (rc < 0)
-        return; /* interrupted: again */
+        return wait; /* interrupted: again */
     struct disk_op *op = io_uring_cqe_get_data(cqe);
     int64_t got = cqe->res;
     io_uring_cqe_seen(&io->ring, cqe);
-    if (!op)
-        return;
-    io->in_flight--;
-    push(account(op, got) ? &io->over : &io->waiting, op);
-    feed(io);
+    if (op) {
+        io->in_flight--;
+        push(account(op, got) ? &io->over : &io->waiting, op);
+        feed(io);
+    }
+    return true;
 }
 
-struct disk_op *disk_io_wait(struct disk_io *io)
+struct disk_op *disk_io_take(struct disk_io *io, bool wait)
 {
     struct disk_op *op = NULL;
+    bool more = true;
     if (io->way == WORKERS)
         pthread_mutex_lock(&io->lock);
-    while (io->n_open > 0 && !(op = pop(&io->over))) {
-        if (io->way == WORKERS)
+    while (io->n_open > 0 && !(op = pop(&io->over)) && more) {
+        if (io->way != WORKERS)
+            more = reap(io, wait);
+        else if (wait)
             pthread_cond_wait(&io->less, &io->lock);
         else
-            reap(io);
+            more = false;
     }
     io->n_open -= op != NULL;
     if (io->way == WORKERS)

@@ -12,7 +12,7 @@
 #include "base/base.h"
 #include "kv/disk.h"
 
-/* Bytes of a file to or from memory.  The caller's until disk_io_wait gives it back. */
+/* Bytes of a file to or from memory.  The caller's until disk_io_take gives it back. */
 struct disk_op {
     int fd;
     bool write;
@@ -31,8 +31,8 @@ enum fst_status disk_io_new(struct disk_io **out, enum disk_ring ring, int depth
 void disk_io_free(struct disk_io *io);              /* NULL is fine; nothing is in flight */
 const char *disk_io_name(const struct disk_io *io); /* "io_uring", "threads", "plain" */
 void disk_io_submit(struct disk_io *io, struct disk_op *op);
-/* One that is over; waits for it.  NULL: nothing was submitted that has not been given back. */
-struct disk_op *disk_io_wait(struct disk_io *io);
+/* One that is over; waits for it if `wait`.  NULL: none is, or nothing was submitted that has not been given back. */
+struct disk_op *disk_io_take(struct disk_io *io, bool wait);
 
 /* System calls, as they are: -1 and errno.  All files are closed on exec. */
 int disk_sys_open(int dir, const char *path, int flags);

@@ -106,11 +106,13 @@ void disk_lane_start(struct disk *d, struct disk_lane *l, bool write)
         disk_io_submit(d->io, &l->op[i]);
 }
 
-struct disk_lane *disk_lane_wait(struct disk *d)
+struct disk_lane *disk_lane_done(struct disk *d, bool wait)
 {
     for (;;) {
-        struct disk_op *op = disk_io_wait(d->io);
-        FST_ASSERT(op);
+        struct disk_op *op = disk_io_take(d->io, wait);
+        FST_ASSERT(op || !wait);
+        if (!op)
+            return NULL;
         struct disk_lane *l = op->ud;
         if (op->done < 0 && !l->error)
             l->error = (int)-op->done;

@@ -264,7 +264,7 @@ void disk_put_all(struct store *s, struct store_put *p, int n)
         if (i < n && disk_lane_any(d))
             begin(&c, i++);
         else
-            end(&c, disk_lane_wait(d));
+            end(&c, disk_lane_done(d, true));
     }
     /* The last one first: those before it then lie behind it in the order of use. */
     int64_t now = disk_now(d);

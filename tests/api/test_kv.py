@@ -119,6 +119,21 @@ class Kv(Folder):
         self.assertEqual(run_json("kv", "list", *here), {"objects": [], "n": 0, "bytes": 0, "n_bad": 0})
         self.assertEqual(os.listdir(self.kv), [])  # looking leaves nothing behind
 
+    def test_bench(self):
+        """Restores and sequential reads of as many bytes, in one run; nothing stays."""
+        os.mkdir(self.kv)
+        r = run_json("bench", "kv", "--context", "600", "--disk-dir", self.kv, "--disk-bytes", "3MiB",
+                     "--disk-object", "100000")
+        rows = {(x["name"], x["kind"]): x for x in r["rows"] if x["name"].startswith("kv/disk_")}
+        self.assertEqual(set(rows), {("kv/disk_sequential", "plain"), ("kv/disk_sequential", "deep"),
+                                     ("kv/disk_get", "restore"), ("kv/disk_put", "flushed")})
+        for x in rows.values():
+            self.assertEqual((x["rows"], x["bytes"]), (32, 3200000))
+            self.assertGreater(x["time_us"], 0)
+            self.assertAlmostEqual(x["fraction_of_floor"], rows["kv/disk_sequential", "deep"]["time_us"] / x["time_us"],
+                                   delta=2e-3)
+        self.assertEqual(os.listdir(self.kv), [])
+
 
 if __name__ == "__main__":
     unittest.main()
