@@ -103,7 +103,7 @@ struct walk {
     int error; /* errno of something that could not be read; 0: none */
 };
 
-static void walk_shard(struct walk *w, DIR *dir, const char *shard)
+static void walk_folder(struct walk *w, DIR *dir, const char *digits)
 {
     struct dirent *e;
     struct stat st;
@@ -113,7 +113,7 @@ static void walk_shard(struct walk *w, DIR *dir, const char *shard)
             continue;
         disk_path(f->path, f->realm, &f->key, f->kind);
         /* One in a folder that is not its own would be looked for elsewhere. */
-        if (strncmp(f->path + sizeof "objects/" - 1 + 17, shard, 2) != 0)
+        if (strncmp(f->path + sizeof "objects/" - 1 + 17, digits, 2) != 0)
             continue;
         if (disk_sys_stat_at(dirfd(dir), e->d_name, &st) < 0) {
             w->error = errno == ENOENT ? w->error : errno;
@@ -133,10 +133,10 @@ static void walk_realm(struct walk *w, DIR *dir)
     while (!w->ended && (e = readdir(dir))) {
         if (!is_hex(e->d_name, 2))
             continue;
-        DIR *shard = enter(dirfd(dir), e->d_name);
-        if (shard) {
-            walk_shard(w, shard, e->d_name);
-            closedir(shard);
+        DIR *folder = enter(dirfd(dir), e->d_name);
+        if (folder) {
+            walk_folder(w, folder, e->d_name);
+            closedir(folder);
         } else if (errno != ENOENT) {
             w->error = errno;
         }

@@ -57,7 +57,7 @@ struct disk {
     bool direct;  /* O_DIRECT works here */
     bool stopped; /* nothing more is put */
     bool said_gone, said_memory;
-    bool shard[256]; /* folders of realm 0 that are known to be there */
+    bool folder[256]; /* of realm 0, by two digits: known to be there */
     bool realm_made;
     uint64_t n_made;           /* names in new/ */
     int64_t wall_ns, clock_ns; /* both clocks when it was opened */

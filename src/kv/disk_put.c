@@ -85,12 +85,12 @@ static bool make_room(struct disk *d, uint64_t bytes, int64_t before_ns)
 static int make_folders(struct disk *d, const char *path)
 {
     char folder[DISK_PATH];
-    unsigned shard = 0;
+    unsigned digits = 0;
     snprintf(folder, sizeof folder, "%s", path);
     *strrchr(folder, '/') = 0;
     char *slash = strrchr(folder, '/');
-    sscanf(slash + 1, "%2x", &shard);
-    if (d->shard[shard & 255])
+    sscanf(slash + 1, "%2x", &digits);
+    if (d->folder[digits & 255])
         return 0;
     *slash = 0;
     if (!d->realm_made && disk_sys_mkdir(d->dir.fd, folder) < 0)
@@ -99,7 +99,7 @@ static int make_folders(struct disk *d, const char *path)
     *slash = '/';
     if (disk_sys_mkdir(d->dir.fd, folder) < 0)
         return -1;
-    d->shard[shard & 255] = true;
+    d->folder[digits & 255] = true;
     return 0;
 }
 

@@ -94,7 +94,7 @@ static void test_calls(void **state)
         int all_kept = f.n_kept, all_found = f.n_found;
         assert_true(most > 60);
         stop(&f);
-        for (n = 1; n <= most; n += (uint64_t)test_size(1, 1, 7)) {
+        for (n = 1; n <= most; n += (uint64_t)test_size(3, 1, 7)) {
             start(&f, mode % 2 ? DISK_RING_OFF : DISK_RING_AUTO, mode >= 2);
             disk_io_fail_at(n, errors[n % FST_COUNT(errors)], n % 3 == 0);
             enum fst_status rc = serve(&f);
