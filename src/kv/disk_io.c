@@ -29,6 +29,20 @@ uint64_t disk_io_count(void)
     return atomic_load(&n_calls);
 }
 
+static atomic_size_t most;
+
+void disk_io_limit(size_t bytes)
+{
+    atomic_store(&most, bytes);
+}
+
+/* Of what an operation has left, for one call. */
+static size_t portion(const struct disk_op *op)
+{
+    size_t left = op->bytes - (size_t)op->done, limit = atomic_load(&most);
+    return limit ? FST_MIN(left, limit) : left;
+}
+
 /* False with errno set when this call is one to fail. */
 static bool door(bool writes)
 {
@@ -172,7 +186,7 @@ static void run(struct disk_op *op)
     int64_t got;
     do {
         uint8_t *at = op->at + op->done;
-        size_t bytes = op->bytes - (size_t)op->done;
+        size_t bytes = portion(op);
         off_t offset = (off_t)(op->offset + (uint64_t)op->done);
         got = op->write ? pwrite(op->fd, at, bytes, offset) : pread(op->fd, at, bytes, offset);
     } while (!account(op, got < 0 ? -errno : got));
@@ -208,7 +222,7 @@ static bool begin(struct disk_io *io, struct disk_op *op)
     if (!sqe)
         return false;
     uint8_t *at = op->at + op->done;
-    unsigned bytes = (unsigned)(op->bytes - (size_t)op->done);
+    unsigned bytes = (unsigned)portion(op);
     uint64_t offset = op->offset + (uint64_t)op->done;
     if (op->write)
         io_uring_prep_write(sqe, op->fd, at, bytes, offset);

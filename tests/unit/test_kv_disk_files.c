@@ -171,6 +171,11 @@ static void test_damage(void **state)
             assert_int_equal(f.s->stats.n_bad, seen);
             if (seen)
                 assert_non_null(strstr(disk_log.text, path + strlen(f.dir) + 1));
+            if (strncmp(name, "another", 7) == 0) /* it says what it is */
+                assert_non_null(strstr(disk_log.text,
+                                       strcmp(name, "another version") == 0  ? "another version"
+                                       : strcmp(name, "another object") == 0 ? "another key"
+                                                                             : "other byte order"));
             assert_int_equal(disk_get(f.s, &next, 1, NULL), 1);
             assert_int_equal(disk_get(f.s, &other, 1, NULL), 1);
             disk_set_ok(f.s);
