@@ -246,6 +246,27 @@ static bool has(struct store *s, const struct store_key *key, enum store_kind ki
     return there;
 }
 
+static void tails(struct store *s, const struct store_key *parent, uint64_t bits[4])
+{
+    struct disk *d = (struct disk *)(void *)s;
+    pthread_mutex_lock(&d->lock);
+    disk_set_tails(&d->set, 0, parent, bits);
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Ours; those of other numerics or weights are not what anybody is given here. */
+static void clear(struct store *s)
+{
+    struct disk *d = (struct disk *)(void *)s;
+    int32_t next;
+    for (int32_t i = disk_set_next(&d->set, 0); i; i = next) {
+        next = disk_set_next(&d->set, i);
+        if (d->set.entry[i].realm == 0 && d->set.entry[i].state == DISK_STORED)
+            disk_forget(d, i);
+    }
+    disk_save(d, true);
+}
+
 static void flush(struct store *s)
 {
     struct disk *d = (struct disk *)(void *)s;
@@ -276,8 +297,13 @@ static void close_store(struct store *s)
     release((struct disk *)(void *)s);
 }
 
-static const struct store_ops ops = {
-    .has = has, .put = disk_put_all, .get = disk_get_all, .flush = flush, .close = close_store};
+static const struct store_ops ops = {.has = has,
+                                     .tails = tails,
+                                     .put = disk_put_all,
+                                     .get = disk_get_all,
+                                     .clear = clear,
+                                     .flush = flush,
+                                     .close = close_store};
 
 static enum fst_status check_opts(const struct disk_opts *o)
 {
@@ -328,7 +354,7 @@ enum fst_status disk_open(struct store **out, const struct disk_opts *o)
     struct disk *d = mem_calloc(1, sizeof *d);
     if (!d)
         return fst_error(FST_ENOMEM, "disk tier: no memory");
-    d->store = (struct store){.ops = &ops, .name = "disk"};
+    d->store = (struct store){.ops = &ops, .name = "disk", .lasts = true};
     d->o = *o;
     d->o.dir = d->o.numerics = d->o.weights = NULL; /* the caller's */
     d->direct = true;

@@ -151,6 +151,53 @@ static bool has_parent(const struct disk_entry *e)
            !(e->kind == STORE_PAGE && memcmp(&e->key, &e->parent, sizeof e->key) == 0);
 }
 
+/* The index may say anything. */
+static int tail_of(const struct disk_entry *e)
+{
+    return (int)((uint32_t)e->n_ids % DISK_TAILS);
+}
+
+static void hang_tail(struct disk_set *s, int32_t i)
+{
+    struct disk_entry *e = &s->entry[i];
+    e->tail_next = e->tail_prev = 0;
+    if (!e->parent_idx) {
+        s->root_tails[tail_of(e)]++;
+        return;
+    }
+    int32_t *first = &s->entry[e->parent_idx].tails;
+    e->tail_next = *first;
+    if (*first)
+        s->entry[*first].tail_prev = i;
+    *first = i;
+}
+
+static void drop_tail(struct disk_set *s, int32_t i)
+{
+    const struct disk_entry *e = &s->entry[i];
+    if (!e->parent_idx) {
+        s->root_tails[tail_of(e)]--;
+        return;
+    }
+    *(e->tail_prev ? &s->entry[e->tail_prev].tail_next : &s->entry[e->parent_idx].tails) =
+        e->tail_next;
+    if (e->tail_next)
+        s->entry[e->tail_next].tail_prev = e->tail_prev;
+}
+
+void disk_set_tails(const struct disk_set *s, int realm, const struct store_key *parent,
+                    uint64_t bits[4])
+{
+    if (is_zero(parent)) {
+        for (int n = 0; n < DISK_TAILS; n++)
+            bits[n / 64] |= (uint64_t)(s->root_tails[n] > 0) << n % 64;
+        return;
+    }
+    for (int32_t i = s->entry[disk_set_find(s, realm, parent, STORE_PAGE)].tails; i;
+         i = s->entry[i].tail_next)
+        bits[tail_of(&s->entry[i]) / 64] |= (uint64_t)1 << tail_of(&s->entry[i]) % 64;
+}
+
 static void leave_parent(struct disk_set *s, struct disk_entry *e)
 {
     int32_t p = e->parent_idx;
@@ -167,13 +214,16 @@ int32_t disk_set_add(struct disk_set *s, const struct disk_entry *e)
     struct disk_entry *to;
     if (i) {
         int32_t n_children = s->entry[i].n_children, chain = s->entry[i].chain;
+        int32_t tails = s->entry[i].tails;
         FST_ASSERT(s->entry[i].state == DISK_ABSENT);
         s->entry[i] = *e;
         s->entry[i].n_children = n_children;
         s->entry[i].chain = chain;
+        s->entry[i].tails = tails;
     } else {
         i = take_free(s, e);
         s->entry[i].n_children = 0;
+        s->entry[i].tails = 0;
     }
     to = &s->entry[i];
     to->parent_idx = 0;
@@ -187,6 +237,8 @@ int32_t disk_set_add(struct disk_set *s, const struct disk_entry *e)
         to->parent_idx = p;
         s->entry[p].n_children++;
     }
+    if (e->kind == STORE_SNAPSHOT)
+        hang_tail(s, i);
     list_newest(s, i);
     s->n_objects++;
     s->bytes += e->bytes;
@@ -200,6 +252,8 @@ void disk_set_remove(struct disk_set *s, int32_t i)
     s->n_objects--;
     s->bytes -= e->bytes;
     unlist(s, i);
+    if (e->kind == STORE_SNAPSHOT)
+        drop_tail(s, i);
     leave_parent(s, e);
     if (e->n_children == 0) {
         give_free(s, i);
@@ -316,6 +370,12 @@ enum fst_status disk_set_check(const struct disk_set *s)
         }
         n_objects++;
         bytes += e->bytes;
+        if (e->kind == STORE_SNAPSHOT) {
+            uint64_t bits[4] = {0};
+            disk_set_tails(s, e->realm, &e->parent, bits);
+            if (!(bits[tail_of(e) / 64] >> tail_of(e) % 64 & 1))
+                rc = fst_error(FST_EINTERNAL, "disk set: snapshot %d is not among its parent's", i);
+        }
         if (has_parent(e) && disk_set_find(s, e->realm, &e->parent, STORE_PAGE) != e->parent_idx)
             rc = fst_error(FST_EINTERNAL, "disk set: entry %d has lost its parent", i);
     }

@@ -10,6 +10,8 @@
 
 #include "kv/disk_file.h"
 
+enum { DISK_TAILS = 256 }; /* a snapshot has fewer ids than that */
+
 enum disk_state {
     DISK_FREE,
     DISK_ABSENT,  /* a stand-in: no file, children alone */
@@ -25,8 +27,10 @@ struct disk_entry {
     uint64_t bytes; /* of the file */
     uint32_t hits;
     int32_t n_ids, n_children;
-    int32_t parent_idx, chain; /* next of the bucket, or next free */
-    int32_t newer, older;      /* by use; not of stand-ins */
+    int32_t parent_idx, chain;    /* next of the bucket, or next free */
+    int32_t newer, older;         /* by use; not of stand-ins */
+    int32_t tails;                /* of a page: the first of the snapshots whose parent it is */
+    int32_t tail_next, tail_prev; /* of a snapshot: its place in that list */
     uint16_t realm;
     uint8_t kind, state;
     bool dirty; /* the index has something else */
@@ -45,6 +49,8 @@ struct disk_set {
     struct disk_realm *realm; /* (n_realms) */
     int32_t n_realms;
     uint64_t n_objects, bytes; /* of all but stand-ins */
+    /* Snapshots without a parent, by their ids: those of all short prompts, too many for a list. */
+    int32_t root_tails[DISK_TAILS];
 };
 
 enum fst_status disk_set_init(struct disk_set *s);
@@ -59,6 +65,9 @@ int32_t disk_set_find(const struct disk_set *s, int realm, const struct store_ke
  * newest in the order of use.  0: no memory. */
 int32_t disk_set_add(struct disk_set *s, const struct disk_entry *e);
 void disk_set_remove(struct disk_set *s, int32_t at);
+/* Sets a bit for the number of ids of each snapshot with this parent (zero: none, of any realm). */
+void disk_set_tails(const struct disk_set *s, int realm, const struct store_key *parent,
+                    uint64_t bits[4]);
 void disk_set_resize(struct disk_set *s, int32_t at, uint64_t bytes);
 /* Used now, and all before it.  now_ns: not before any earlier use. */
 void disk_set_use(struct disk_set *s, int32_t at, int64_t now_ns);

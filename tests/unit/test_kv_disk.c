@@ -519,6 +519,57 @@ static void test_order(void **state)
     disk_set_release(&s);
 }
 
+/* Tails as they are asked for, after restarts with the index and without, and when objects have gone. */
+static void test_tails(void **state)
+{
+    static const int n_ids[] = {0, 1, 63, 64, 127, 128, 255};
+    enum { PARENTS = 3, TAILS = FST_COUNT(n_ids) };
+    static struct disk_obj page[PARENTS], o[PARENTS][TAILS];
+    struct fixture f;
+    char path[300];
+    (void)state;
+    start(&f);
+    chain(page, PARENTS, NULL, 1, 100);
+    struct store *s = reopen(&f, NULL);
+    assert_true(s->lasts);
+    for (int p = 0; p < PARENTS; p++) /* the snapshots first: their parent is a stand-in then */
+        for (int i = 0; i < TAILS; i++)
+            disk_obj_make(&o[p][i], p ? &page[p] : NULL, STORE_SNAPSHOT, n_ids[i], 9 + p, 0, 50);
+    for (int p = 0; p < PARENTS; p++)
+        assert_int_equal(disk_put(s, o[p] + p, TAILS - p, NULL), TAILS - p);
+    assert_int_equal(disk_put(s, page, PARENTS, NULL), PARENTS);
+    for (int round = 0; round < 5; round++) {
+        if (round == 2) { /* the files say it too */
+            s->ops->close(s);
+            s = NULL;
+            snprintf(path, sizeof path, "%s/index", f.dir);
+            assert_int_equal(unlink(path), 0);
+        }
+        if (round == 3) { /* one of them is damaged: dropped when it is asked for */
+            disk_file_of(path, sizeof path, f.dir, &f.o, &o[1][3]);
+            assert_int_equal(truncate(path, 10), 0);
+            assert_int_equal(disk_get(s, &o[1][3], 1, NULL), 0);
+        }
+        if (round == 4)
+            s->ops->clear(s);
+        s = reopen(&f, s);
+        disk_set_ok(s);
+        for (int p = 0; p < PARENTS; p++) {
+            uint64_t bits[4] = {0}, want[4] = {0};
+            for (int i = p; i < TAILS && round < 4; i++)
+                if (round < 3 || p != 1 || i != 3)
+                    want[n_ids[i] / 64] |= (uint64_t)1 << n_ids[i] % 64;
+            s->ops->tails(s, &o[p][0].name.parent, bits);
+            assert_memory_equal(bits, want, sizeof bits);
+        }
+    }
+    assert_int_equal(s->stats.n_objects, 0);
+    assert_int_equal(disk_get(s, page, PARENTS, NULL), 0);
+    assert_int_equal(disk_put(s, page, PARENTS, NULL), PARENTS); /* and it goes on */
+    s->ops->close(s);
+    stop(&f);
+}
+
 static void test_leftovers(void **state)
 {
     struct fixture f;
@@ -667,6 +718,7 @@ int main(void)
         cmocka_unit_test(test_write_budget),
         cmocka_unit_test(test_index),
         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_tails),
         cmocka_unit_test(test_leftovers),
         cmocka_unit_test(test_two_servers),
         cmocka_unit_test(test_has_meanwhile),
