@@ -71,6 +71,7 @@ static void recover(struct fixture *f)
     struct store *s;
     disk_ok(disk_open(&s, &f->o));
     disk_get(s, f->obj, N, NULL);
+    assert_int_equal(s->stats.n_bad, 0); /* nothing half written got a name */
     assert_int_equal(s->stats.bytes, disk_bytes_in(f->dir));
     assert_int_equal(disk_put(s, f->obj, 4, NULL), 4);
     assert_int_equal(disk_get(s, f->obj, 4, NULL), 4);
