@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "kv/disk_int.h"
 
-enum { SAVE_CHANGES = 4096, SAVE_S = 30 };
+enum { SAVE_CHANGES = 4096, SAVE_S = 30, RESIDENCE_MAX_S = 1000000000 };
 #define SECOND ((int64_t)1000000000)
 
 void disk_opts_default(struct disk_opts *o)
@@ -117,7 +117,8 @@ static void learn(struct disk *d, const struct disk_found *f, int realm, uint8_t
     const struct disk_head *h = (const struct disk_head *)(const void *)head;
     struct disk_realm *r = &d->set.realm[realm];
     struct store_name name;
-    const char *why = disk_dir_head(&d->dir, f->path, head, DISK_HEAD_ROOM, f->bytes);
+    int error;
+    const char *why = disk_dir_head(&d->dir, f->path, head, DISK_HEAD_ROOM, f->bytes, &error);
     if (!why && (h->key[0] != f->key.word[0] || h->key[1] != f->key.word[1] || h->kind != f->kind))
         why = "the object of another key";
     if (!why) {
@@ -136,14 +137,15 @@ static void learn(struct disk *d, const struct disk_found *f, int realm, uint8_t
     d->n_changes++;
     if (!at)
         d->said_memory = true;
-    else if (why && realm == 0)
-        disk_drop_bad(d, at, why);
+    else if (why && realm == 0 && error != EMFILE && error != ENFILE && error != ENOMEM)
+        disk_drop_bad(d, at, why); /* else it may be fine: who asks for it will see */
 }
 
 struct scan {
     struct disk *d;
     uint8_t *head; /* (DISK_HEAD_ROOM) */
     uint64_t n_new;
+    bool too_many; /* realms */
 };
 
 static bool on_found(void *ud, const struct disk_found *f)
@@ -151,8 +153,10 @@ static bool on_found(void *ud, const struct disk_found *f)
     struct scan *s = ud;
     struct disk *d = s->d;
     int realm = disk_set_realm(&d->set, f->realm);
-    if (realm < 0)
-        return true;
+    if (realm < 0) {
+        s->too_many = true;
+        return false;
+    }
     int32_t at = disk_set_find(&d->set, realm, &f->key, f->kind);
     if (at && d->set.entry[at].state == DISK_CLAIMED) {
         d->set.entry[at].state = DISK_STORED;
@@ -211,6 +215,10 @@ static enum fst_status load(struct disk *d)
     enum fst_status rc = disk_dir_walk(&d->dir, on_found, &s);
     mem_free(s.head);
     FST_TRY(rc);
+    if (s.too_many)
+        return fst_error(FST_EBUDGET,
+                         "%s: objects of too many models; firesteel kv prune --others removes them",
+                         d->dir_path);
     if (d->said_memory)
         return fst_error(FST_ENOMEM, "%s: no memory for a table of all objects", d->dir_path);
     forget_claims(d);
@@ -270,9 +278,9 @@ static void clear(struct store *s)
 static void flush(struct store *s)
 {
     struct disk *d = (struct disk *)(void *)s;
-    if (!d->dir.read_only && disk_sys_sync(d->dir.fd) < 0)
-        disk_stop(d, "flush", "", strerror(errno));
     disk_save(d, true);
+    if (!d->dir.read_only && disk_sys_sync(d->dir.fd) < 0)
+        disk_stop(d, "flush", "-", strerror(errno));
 }
 
 static void release(struct disk *d)
@@ -311,9 +319,12 @@ static enum fst_status check_opts(const struct disk_opts *o)
     if (!o->dir || !o->dir[0] || strlen(o->dir) > PATH_MAX - 256)
         return fst_error(FST_EINVAL, "disk tier: dir must be a path, of at most %d bytes",
                          PATH_MAX - 256);
-    if (o->budget_bytes < 0 || o->write_bytes_hour < 0 || o->residence_s < 0)
+    if (o->budget_bytes < 0 || o->write_bytes_hour < 0 || o->residence_s < 0 ||
+        o->residence_s > RESIDENCE_MAX_S)
         return fst_error(FST_EINVAL,
-                         "disk tier: budget, write budget and residence must not be negative");
+                         "disk tier: budget, write budget and residence must not be negative, and "
+                         "the residence at most %d s",
+                         RESIDENCE_MAX_S);
     for (size_t i = 0; i < FST_COUNT(text); i++)
         if (!text[i] || !text[i][0] || strlen(text[i]) > DISK_TEXT_MAX)
             return fst_error(FST_EINVAL, "disk tier: %s must be a text of 1 to %d bytes",

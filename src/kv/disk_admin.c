@@ -77,6 +77,7 @@ static void describe(struct admin *a, const struct disk_found *f, struct disk_ob
 {
     const struct disk_head *h;
     char realm[17];
+    int error;
     *o = (struct disk_object){.numerics = "",
                               .weights = "",
                               .kind = f->kind,
@@ -86,7 +87,7 @@ static void describe(struct admin *a, const struct disk_found *f, struct disk_ob
                               .used_ns = f->changed_ns};
     snprintf(o->path, sizeof o->path, "%s", f->path);
     o->why = a->whole ? read_whole(a, f)
-                      : disk_dir_head(&a->dir, f->path, a->buf, DISK_HEAD_ROOM, f->bytes);
+                      : disk_dir_head(&a->dir, f->path, a->buf, DISK_HEAD_ROOM, f->bytes, &error);
     if (a->rc < 0)
         return;
     h = (const struct disk_head *)(const void *)a->buf;

@@ -89,6 +89,16 @@ static DIR *enter(int at, const char *name)
     return dir;
 }
 
+/* Its next entry; NULL at the end, or (error set) when it cannot be read on. */
+static struct dirent *next_of(DIR *dir, int *error)
+{
+    errno = 0;
+    struct dirent *e = readdir(dir);
+    if (!e && errno)
+        *error = errno;
+    return e;
+}
+
 static bool is_hex(const char *s, size_t n)
 {
     return strlen(s) == n && strspn(s, "0123456789abcdef") == n;
@@ -107,7 +117,7 @@ static void walk_folder(struct walk *w, DIR *dir, const char *digits)
 {
     struct dirent *e;
     struct stat st;
-    while (!w->ended && (e = readdir(dir))) {
+    while (!w->ended && (e = next_of(dir, &w->error))) {
         struct disk_found *f = &w->found;
         if (!disk_path_parse(e->d_name, &f->key, &f->kind))
             continue;
@@ -130,7 +140,7 @@ static void walk_folder(struct walk *w, DIR *dir, const char *digits)
 static void walk_realm(struct walk *w, DIR *dir)
 {
     struct dirent *e;
-    while (!w->ended && (e = readdir(dir))) {
+    while (!w->ended && (e = next_of(dir, &w->error))) {
         if (!is_hex(e->d_name, 2))
             continue;
         DIR *folder = enter(dirfd(dir), e->d_name);
@@ -150,7 +160,7 @@ enum fst_status disk_dir_walk(const struct disk_dir *d, disk_found_fn *f, void *
     DIR *dir = enter(d->fd, "objects");
     if (!dir)
         return errno == ENOENT ? FST_OK : failed(d, "cannot read its folder objects");
-    while (!w.ended && (e = readdir(dir))) {
+    while (!w.ended && (e = next_of(dir, &w.error))) {
         if (!is_hex(e->d_name, 16))
             continue;
         DIR *realm = enter(dirfd(dir), e->d_name);
@@ -174,7 +184,7 @@ bool disk_dir_clean(const struct disk_dir *d)
     DIR *dir = enter(d->fd, "new");
     if (!dir)
         return false;
-    while ((e = readdir(dir)))
+    while ((e = next_of(dir, &error)))
         if (e->d_name[0] != '.' && disk_sys_unlink(dirfd(dir), e->d_name) < 0)
             error = errno;
     closedir(dir);
@@ -183,9 +193,10 @@ bool disk_dir_clean(const struct disk_dir *d)
 }
 
 const char *disk_dir_head(const struct disk_dir *d, const char *path, uint8_t *at, size_t room,
-                          uint64_t file_bytes)
+                          uint64_t file_bytes, int *error)
 {
     int fd = disk_sys_open(d->fd, path, O_RDONLY);
+    *error = fd < 0 ? errno : 0;
     if (fd < 0)
         return "cannot be opened";
     int64_t n = disk_sys_read(fd, at, DISK_ALIGN, 0);
@@ -195,6 +206,7 @@ const char *disk_dir_head(const struct disk_dir *d, const char *path, uint8_t *a
         if (bytes > DISK_ALIGN && bytes <= room)
             n = disk_sys_read(fd, at, bytes, 0);
     }
+    *error = n < 0 ? errno : 0;
     close(fd);
     return n < 0 ? "cannot be read" : disk_head_check(at, (uint64_t)n, file_bytes);
 }

@@ -39,8 +39,9 @@ typedef bool disk_found_fn(void *ud, const struct disk_found *f);
 enum fst_status disk_dir_walk(const struct disk_dir *d, disk_found_fn *f, void *ud);
 /* Remove what is in new/.  False and errno: something stays. */
 bool disk_dir_clean(const struct disk_dir *d);
-/* Head of an object's file into `at`, of DISK_ALIGN bytes or more in `room`; NULL, or what is wrong. */
+/* Head of an object's file into `at`, of DISK_ALIGN bytes or more in `room`; NULL, or what is wrong.  error: the
+ * errno when the system says so, 0 when the bytes do. */
 const char *disk_dir_head(const struct disk_dir *d, const char *path, uint8_t *at, size_t room,
-                          uint64_t file_bytes);
+                          uint64_t file_bytes, int *error);
 
 #endif

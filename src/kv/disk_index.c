@@ -73,7 +73,10 @@ static bool open_db(struct disk_index *x, bool read_only)
             return false;
         version = VERSION;
     }
-    return version == VERSION && (read_only || prepare(x));
+    /* No waiting for the disk: what a power cut damages is made anew. */
+    return version == VERSION &&
+           (read_only || (prepare(x) && sqlite3_exec(x->db, "pragma synchronous = off", NULL, NULL,
+                                                     NULL) == SQLITE_OK));
 }
 
 static void close_db(struct disk_index *x)
