@@ -410,10 +410,11 @@ static void test_random_days(void **state)
         "%d cleared, %d restarts\n",
         s->taken, s->restored, s->loads, s->whole, s->due, s->stopped, s->short_of_pages,
         s->cleared, s->restarts);
-    int least = days / 8; /* all of it happens */
+    int least = days / 10; /* all of it happens */
     assert_true(s->taken > least && s->restored > least && s->whole > least && s->due > least);
-    assert_true(s->loads > s->whole && s->stopped > least && s->short_of_pages > least);
     assert_true(s->cleared > least && s->restarts > least);
+    /* How often depends on how fast the other thread is. */
+    assert_true(s->loads > s->whole && s->stopped > 0 && s->short_of_pages > 0);
     free(w);
 }
 
