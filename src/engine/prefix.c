@@ -5,9 +5,10 @@
  *                is what the next turn may change
  *   end          of an answer, whoever ended it: the next turn goes on behind it
  *   every PREFIX_STRIDE positions of a long prompt or answer
+ *   preamble     the end of what the request says others will share
  *   the fork     where a prompt leaves a path of pages that others share, so that the next one that leaves
  *                it there finds it: a preamble without a snapshot costs its tokens twice, not each time
- * Prefill stops at the last two, since a snapshot cannot be taken of a position that is far behind.
+ * Prefill stops at the last three, since a snapshot cannot be taken of a position that is far behind.
  *
  * What the tree lets go may be in a tier below it (kv/tiers.h): then the request waits in its slot until it is
  * back in the tree, and is placed again. */
@@ -18,6 +19,7 @@
 enum {
     PREFIX_STRIDE = 4096,
     PREFIX_SNAPSHOTS = 128,
+    PREFIX_PREAMBLE = 64, /* fewer are computed sooner than they are worth their bytes */
     PREFIX_LOADS = 3 /* a load that found less than it was for may be followed by one of less */
 };
 
@@ -287,6 +289,13 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
     return FST_OK;
 }
 
+/* Where its preamble ends, if it is worth a snapshot; 0. */
+static int64_t preamble_of(const fst_request *r)
+{
+    int64_t n = (int64_t)r->o.n_preamble;
+    return n >= PREFIX_PREAMBLE && n < r->n_prompt - 1 ? n : 0;
+}
+
 /* Positions from n_committed on to the next one that prefill stops at; 0: nowhere. */
 int64_t prefix_stop(const fst_engine *e, const fst_request *r)
 {
@@ -296,6 +305,8 @@ int64_t prefix_stop(const fst_engine *e, const fst_request *r)
         return 0;
     if (r->n_fork > r->n_committed)
         stop = FST_MIN(stop, r->n_fork);
+    if (preamble_of(r) > r->n_committed)
+        stop = FST_MIN(stop, preamble_of(r));
     return stop - r->n_committed;
 }
 
@@ -323,6 +334,8 @@ void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, bool ends)
         keep_at(e, r, r->n_prompt - 1);
     if (r->n_fork > n_before)
         keep_at(e, r, r->n_fork);
+    if (preamble_of(r) > n_before)
+        keep_at(e, r, preamble_of(r));
     if (stride > n_before)
         keep_at(e, r, stride);
     if (ends) /* not what was computed behind the last token that was given out */

@@ -38,6 +38,8 @@ static inline fst_engine *open_engine(struct fst_engine_opts o)
     return e;
 }
 
+static size_t preamble; /* of requests that are submitted */
+
 static inline fst_request *submit(fst_engine *e, const int32_t *ids, int n, int max_new,
                                   uint64_t salt)
 {
@@ -45,6 +47,7 @@ static inline fst_request *submit(fst_engine *e, const int32_t *ids, int n, int 
     fst_request *r;
 
     fst_request_opts_default(&o);
+    o.n_preamble = preamble;
     o.ids = ids;
     o.n_ids = (size_t)n;
     o.max_new_tokens = max_new;
