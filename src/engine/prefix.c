@@ -12,15 +12,18 @@
  *
  * What the tree lets go may be in a tier below it (kv/tiers.h): then the request waits in its slot until it is
  * back in the tree, and is placed again. */
+#include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "engine/engine_int.h"
+#include "kv/disk.h"
 #include "kv/host.h"
 
 enum {
     PREFIX_STRIDE = 4096,
     PREFIX_SNAPSHOTS = 128,
     PREFIX_PREAMBLE = 64, /* fewer are computed sooner than they are worth their bytes */
-    PREFIX_LOADS = 3 /* a load that found less than it was for may be followed by one of less */
+    PREFIX_LOADS = 16     /* a load that found less than it was for is followed by one of less */
 };
 
 /* Room for so many of the largest snapshots, within reason: it is written when the engine opens, like all its
@@ -66,14 +69,54 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
     return FST_OK;
 }
 
+/* What the bytes of pages and snapshots depend on. */
+static void name_numerics(const fst_engine *e, char *out, size_t size)
+{
+    snprintf(out, size, "kv1 rows=%s keys=%s precision=%s kernels=%s layers=%d window=%d",
+             e->info.kv_layout, e->info.index_keys, e->info.precision, e->kernels.name,
+             e->kv.spec.n_layers, e->window);
+}
+
+/* Tensors, and what config.json says about them. */
+static void name_weights(const fst_engine *e, char *out, size_t size)
+{
+    struct buf config = {0};
+    char path[4096];
+    uint64_t h = weights_digest(e->weights);
+
+    if (file_join(path, sizeof path, e->model_dir, "config.json") == FST_OK &&
+        file_read(&config, path, 1 << 20) == FST_OK)
+        h = hash64(config.data, config.len, h);
+    buf_release(&config);
+    snprintf(out, size, "%.64s %016llx", e->weights->config.model_type, (unsigned long long)h);
+}
+
 static enum fst_status open_disk(fst_engine *e, const struct fst_engine_opts *o,
                                  struct store **stores, int *n)
 {
-    (void)e;
-    (void)stores;
-    (void)n;
-    return fst_error(FST_EUNSUPPORTED, "--kv-disk-dir %.200s: this build has no tier on disk",
-                     o->kv_disk_dir);
+    char numerics[DISK_TEXT_MAX + 1], weights[DISK_TEXT_MAX + 1];
+    struct disk_opts d;
+
+    disk_opts_default(&d);
+    name_numerics(e, numerics, sizeof numerics);
+    name_weights(e, weights, sizeof weights);
+    d.dir = o->kv_disk_dir;
+    d.numerics = numerics;
+    d.weights = weights;
+    if (o->kv_disk_bytes)
+        d.budget_bytes = o->kv_disk_bytes;
+    enum fst_status rc = disk_open(&stores[*n], &d);
+    if (rc == FST_EINVAL)
+        return rc;
+    if (rc <
+        0) { /* another server has it, the folder can't be made: a tier is a help, not a need */
+        log_warn("tiers", "disk=off why=\"%s\"", fst_error_text());
+        return FST_OK;
+    }
+    ++*n;
+    e->kv_disk_dir = mem_strdup(o->kv_disk_dir);
+    e->info.kv_disk_dir = e->kv_disk_dir;
+    return e->kv_disk_dir ? FST_OK : fst_error(FST_ENOMEM, "engine: no memory");
 }
 
 static void wake(void *ud)
@@ -116,6 +159,7 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
     t.wake = wake;
     t.wake_ud = e;
     FST_TRY(tiers_open(&e->tiers, &e->tree, stores, n, &t));
+    prefix_stats(e);
     log_info("tiers", "host_mb=%lld disk=%s policy=%s layout=%s",
              (long long)(e->info.kv_host_bytes >> 20),
              e->info.kv_disk_dir ? e->info.kv_disk_dir : "off", policies[policy], layouts[layout]);
@@ -360,4 +404,5 @@ void prefix_close(fst_engine *e)
 {
     tiers_close(e->tiers);
     tree_release(&e->tree);
+    mem_free(e->kv_disk_dir);
 }
