@@ -188,6 +188,7 @@ struct fst_request_opts {
     int prompt_top_logprobs;
     bool no_drafting;       /* this request decodes without drafts */
     uint64_t cache_salt[4]; /* whose prefixes it uses and leaves; equal salts share */
+    bool report_prefix;     /* fill the view's prefix: a walk over everything that is kept */
     double timeout_s;       /* 0: none; counted from submit */
     /* Called from the engine's thread whenever the view changed (new tokens, progress, end).  It
      * must not block nor call the engine; uv_async_send is what it is for.  NULL: poll. */
@@ -225,6 +226,23 @@ struct fst_top_logprob {
     float logprob;
 };
 
+/* Why a prompt was computed as far as it was. */
+enum fst_prefix_reason {
+    FST_PREFIX_UNKNOWN, /* not asked for, or not admitted yet */
+    FST_PREFIX_OFF,     /* nothing is kept */
+    FST_PREFIX_SCORED,  /* its prompt's log-probabilities or logits are wanted: computed whole */
+    FST_PREFIX_NEW,     /* nothing that is kept begins as it does */
+    FST_PREFIX_DIFFERS, /* what is kept goes on with another token at `same` */
+    FST_PREFIX_ENDS,    /* what is kept ends at `same` */
+    FST_PREFIX_DROPPED, /* all of it is kept, but no snapshot near its end */
+    FST_PREFIX_WHOLE    /* all but the last token came from the cache */
+};
+struct fst_prefix_report {
+    enum fst_prefix_reason reason;
+    size_t same;     /* tokens that it has in common with what is kept */
+    size_t boundary; /* position that it was restored at; 0: none */
+};
+
 /* What a request has given so far.  Arrays belong to the request, only ever grow up to `n`, and
  * stay valid until fst_request_free; a reader may keep an index and look again after on_change. */
 struct fst_request_view {
@@ -238,6 +256,7 @@ struct fst_request_view {
     const char *error;         /* its message, "" otherwise */
     size_t n_prompt, n_cached; /* prompt tokens, and how many came from a cache */
     size_t n_prefilled;        /* prompt tokens whose KV is there (progress; includes cached) */
+    struct fst_prefix_report prefix;
     const float
         *prompt_logprobs; /* (n_prompt) or NULL; entries before `from` and entry 0 are NaN */
     const struct fst_top_logprob *prompt_top; /* (n_prompt, prompt_top_logprobs) or NULL */

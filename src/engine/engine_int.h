@@ -77,17 +77,19 @@ struct fst_request {
     bool counted_prompt;   /* prompt tokens are in the statistics (a resumed request is once) */
     struct tree_hold hold; /* what it was restored from, and has kept since */
     int64_t n_cached;      /* prompt tokens that came from the cache, the first time */
-    int64_t n_kept;        /* its last snapshot's positions, restored or taken */
-    int64_t n_fork;        /* where its prompt leaves the pages of others; 0: nowhere */
-    int n_loads;           /* times that a tier was asked since it was admitted */
-    bool sits;             /* no page for its row: not in this step */
-    int64_t n_written;     /* positions that its rings have seen, of rejected drafts too */
+    struct fst_prefix_report prefix;
+    int64_t n_kept;    /* its last snapshot's positions, restored or taken */
+    int64_t n_fork;    /* where its prompt leaves the pages of others; 0: nowhere */
+    int n_loads;       /* times that a tier was asked since it was admitted */
+    bool sits;         /* no page for its row: not in this step */
+    int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
 
     pthread_mutex_t pub_lock;
     pthread_cond_t changed;
     struct {
         size_t n, n_prefilled, n_cached;
+        struct fst_prefix_report prefix;
         enum fst_finish finish;
         int32_t matched_id;
         enum fst_status status;

@@ -272,6 +272,30 @@ static struct tree_salt salt_of(const fst_request *r)
     return s;
 }
 
+/* How far what is kept goes along with a request's tokens, and why it was not more. */
+static struct fst_prefix_report report(const fst_engine *e, const fst_request *r,
+                                       const struct tree_salt *salt, const struct tree_hit *hit)
+{
+    struct fst_prefix_report p = {.boundary = (size_t)hit->n_restore};
+    bool differs = false;
+
+    if (!e->prefix || r->scores_prompt) {
+        p.reason = e->prefix ? FST_PREFIX_SCORED : FST_PREFIX_OFF;
+        return p;
+    }
+    int64_t same = tree_common(&e->tree, salt, r->ids, r->n_known, hit, &differs);
+    p.same = (size_t)same;
+    if (hit->n_restore == r->n_known - 1)
+        p.reason = FST_PREFIX_WHOLE;
+    else if (same == 0)
+        p.reason = FST_PREFIX_NEW;
+    else if (same == r->n_known)
+        p.reason = FST_PREFIX_DROPPED;
+    else
+        p.reason = differs ? FST_PREFIX_DIFFERS : FST_PREFIX_ENDS;
+    return p;
+}
+
 enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
 {
     struct tree_salt salt = salt_of(r);
@@ -288,6 +312,8 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
             return rc == FST_OK ? FST_EAGAIN : rc;
         tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);
     }
+    if (r->o.report_prefix && !r->counted_prompt)
+        r->prefix = report(e, r, &salt, &hit);
     if (hit.n_full > hit.n_restore && hit.n_full < r->n_known)
         r->n_fork = hit.n_full;
     if (!hit.n_restore)

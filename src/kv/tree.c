@@ -183,6 +183,36 @@ void tree_match(const struct tree *t, const struct tree_salt *salt, const int32_
     out->n_full = at;
 }
 
+/* How many ids of `rest` some kept ones begin with; the most so far in *best. */
+static void compare(const int32_t *rest, int64_t n_rest, const int32_t *kept, int64_t n_kept,
+                    int64_t *best, bool *differs)
+{
+    int64_t n = FST_MIN(n_rest, n_kept), same = 0;
+    while (same < n && rest[same] == kept[same])
+        same++;
+    if (same > *best)
+        *differs = false;
+    if (same >= *best)
+        *differs |= same < n;
+    *best = FST_MAX(*best, same);
+}
+
+int64_t tree_common(const struct tree *t, const struct tree_salt *salt, const int32_t *ids,
+                    int64_t n_ids, const struct tree_hit *hit, bool *differs)
+{
+    const int32_t *rest = ids + hit->n_full;
+    int64_t best = 0, n_rest = n_ids - hit->n_full;
+    FST_ASSERT(hit->n_removed == t->n_removed);
+    *differs = false;
+    for (int32_t i = 1; i <= t->kv->spec.n_pages; i++)
+        if (t->kv->kept[i] && t->node[i].parent == hit->node && same_salt(&t->node[i].salt, salt))
+            compare(rest, n_rest, tree_ids(t, i), KERN_PAGE, &best, differs);
+    for (int32_t i = t->node[hit->node].snapshots; i; i = t->snapshot[i].next)
+        if (same_salt(&t->snapshot[i].salt, salt))
+            compare(rest, n_rest, tree_tail(t, i), t->snapshot[i].n % KERN_PAGE, &best, differs);
+    return hit->n_full + best;
+}
+
 /* ------------------------------------------------------------------ order of use */
 
 /* Where a node that is not locked belongs: nobody can go on from a leaf without snapshots. */

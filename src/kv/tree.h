@@ -131,6 +131,11 @@ void tree_release(struct tree *t);
 void tree_match(const struct tree *t, const struct tree_salt *salt, const int32_t *ids,
                 int64_t n_ids, struct tree_hit *out);
 
+/* How many ids anything that is kept begins with, after tree_match of them: at least what was found.
+ * *differs: something goes on there with another id; else all of it ends.  Looks at every node and snapshot. */
+int64_t tree_common(const struct tree *t, const struct tree_salt *salt, const int32_t *ids,
+                    int64_t n_ids, const struct tree_hit *hit, bool *differs);
+
 /* Keep the full pages of a slot that has committed all n_ids positions, ids being its tokens.  Where
  * the tree has a page already, the slot takes that one and gives its own back.  The hold moves to the
  * last page, if there is one (hold may be NULL: nothing gets locked); it was empty or belongs to the same

@@ -100,6 +100,14 @@ static int64_t full(struct fixture *f, const struct tree_salt *salt, const int32
     return hit.n_full;
 }
 
+static int64_t common(struct fixture *f, const struct tree_salt *salt, const int32_t *ids, int n,
+                      bool *differs)
+{
+    struct tree_hit hit;
+    tree_match(&f->t, salt, ids, n, &hit);
+    return tree_common(&f->t, salt, ids, n, &hit, differs);
+}
+
 static int restored(struct fixture *f, const struct tree_salt *salt, const int32_t *ids, int n,
                     int64_t at, struct tree_hold *hold)
 {
@@ -726,12 +734,53 @@ static void test_far(void **state)
     stop(&f); /* with locks, and slots that hold its pages */
 }
 
+/* How far a prompt goes along with what is kept, and whether that goes on: page, tail, both ends. */
+static void test_common(void **state)
+{
+    struct fixture f;
+    int32_t ids[600], kept[600];
+    bool differs;
+    (void)state;
+    start(&f, 1 << 20);
+    counting(kept, 600);
+    assert_int_equal(common(&f, &nobody, kept, 600, &differs), 0);
+    assert_false(differs);
+    leave(&f, &nobody, kept, 550); /* two pages and a tail of 38 */
+    static const struct {
+        int n, changed, want;
+        bool differs;
+    } cases[] = {
+        {600, -1, 550, false}, {550, -1, 550, false}, {551, -1, 550, false},  {530, -1, 530, false},
+        {530, 520, 520, true}, {600, 549, 549, true}, {600, 550, 550, false}, {600, 512, 512, true},
+        {512, -1, 512, false}, {600, 511, 511, true}, {600, 300, 300, true},  {600, 256, 256, true},
+        {300, -1, 300, false}, {600, 255, 255, true}, {600, 0, 0, true},      {1, -1, 1, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        counting(ids, 600);
+        if (cases[i].changed >= 0)
+            ids[cases[i].changed]++;
+        assert_int_equal(common(&f, &nobody, ids, cases[i].n, &differs), cases[i].want);
+        assert_int_equal(differs, cases[i].differs);
+        assert_int_equal(common(&f, &alice, ids, cases[i].n, &differs), 0);
+    }
+    /* two that differ from each other: the longer one counts */
+    counting(ids, 600);
+    ids[530]++;
+    leave(&f, &nobody, ids, 540);
+    assert_int_equal(common(&f, &nobody, ids, 600, &differs), 540);
+    assert_false(differs);
+    ids[535]++;
+    assert_int_equal(common(&f, &nobody, ids, 600, &differs), 535);
+    assert_true(differs);
+    stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residues),
         cmocka_unit_test(test_longest),
         cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_common),
         cmocka_unit_test(test_salts),
         cmocka_unit_test(test_shared_and_swapped),
         cmocka_unit_test(test_evicted_under_a_slot),
