@@ -80,9 +80,9 @@ struct fst_request {
     struct fst_prefix_report prefix;
     int64_t n_kept;    /* its last snapshot's positions, restored or taken */
     int64_t n_fork;    /* where its prompt leaves the pages of others; 0: nowhere */
-    int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     int n_loads;       /* times that a tier was asked since it was admitted */
     bool sits;         /* no page for its row: not in this step */
+    int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
 
     pthread_mutex_t pub_lock;

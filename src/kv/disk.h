@@ -34,7 +34,7 @@ struct disk_opts {
 };
 void disk_opts_default(struct disk_opts *o); /* 4 GiB, residence 60 s, nothing else set */
 
-/* Buffers for what is in flight grow to 128 MiB, and stay.
+/* Buffers for what is in flight grow to 64 MiB, or two objects, and stay.
  * FST_EAGAIN: another process has the folder, and who, if it says so.  FST_EINVAL names the wrong option,
  * FST_EIO the path and the system's reason.  A folder that can be read alone is opened (one log line)
  * and keeps nothing new. */

@@ -21,8 +21,11 @@ enum {
     DISK_MINUTES = 60,      /* of the write budget */
     DISK_PENDING_MAX = 4096 /* removed objects that the index has still to forget */
 };
-/* Of all lanes' buffers together, unless one object alone is larger. */
-#define DISK_LANE_BYTES ((uint64_t)128 << 20)
+/* In flight together, unless two objects are more: enough for any device, and little enough that what was read is
+ * still in a cache when it is checked and copied (see bench/notes.md). */
+#define DISK_FLIGHT_BYTES ((uint64_t)12 << 20)
+/* Of all lanes' buffers together, unless two objects are more. */
+#define DISK_LANE_BYTES ((uint64_t)64 << 20)
 
 /* One object on its way, and the buffer with its file's image. */
 struct disk_lane {

@@ -15,12 +15,13 @@ bool disk_lane_busy(const struct disk *d)
 bool disk_lane_any(const struct disk *d)
 {
     uint64_t in_flight = 0;
-    bool any = false;
+    int n = 0;
     for (int i = 0; i < DISK_LANES; i++) {
-        in_flight += d->lane[i].busy ? d->lane[i].cap : 0;
-        any |= !d->lane[i].busy;
+        in_flight += d->lane[i].busy ? d->lane[i].bytes : 0;
+        n += d->lane[i].busy;
     }
-    return any && in_flight < DISK_LANE_BYTES;
+    /* Two however large: one is read while the other is checked. */
+    return n < DISK_LANES && (n < 2 || in_flight < DISK_FLIGHT_BYTES);
 }
 
 static void drop_buffer(struct disk *d, struct disk_lane *l)

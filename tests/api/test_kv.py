@@ -119,6 +119,15 @@ class Kv(Folder):
         self.assertEqual(run_json("kv", "list", *here), {"objects": [], "n": 0, "bytes": 0, "n_bad": 0})
         self.assertEqual(os.listdir(self.kv), [])  # looking leaves nothing behind
 
+    def test_output_that_cannot_be_written(self):
+        self.fill()
+        for args in (("list",), ("list", "--json"), ("verify",), ("prune", "--budget", "0", "--dry-run")):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                p = subprocess.run([program("firesteel"), "kv"] + list(args) + ["--dir", self.kv], stdout=full,
+                                   stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60)
+            self.assertEqual(p.returncode, 1, (args, p.stderr))
+            self.assertIn(b"standard output could not be written\n", p.stderr)
+
     def test_bench(self):
         """Restores and sequential reads of as many bytes, in one run; nothing stays."""
         os.mkdir(self.kv)
