@@ -6,3 +6,6 @@ if(fake_tools)
   target_link_libraries(firesteel-fake PRIVATE fst_server fst_chat fst_tokenizer fst_weights
     fst_kernels fst_device fst_base fst_libedit)
 endif()
+# kv-folder: makes folders of the disk tier for tests of `firesteel kv`.
+add_executable(kv-folder ${CMAKE_SOURCE_DIR}/tests/api/kv_folder.c)
+target_link_libraries(kv-folder PRIVATE fst_kv)

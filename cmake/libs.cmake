@@ -34,6 +34,13 @@ foreach(lib FST_TINFO FST_BSD FST_MD)
   endif()
 endforeach()
 
+# The disk tier of src/kv: its index, its queue of reads and writes, its optional compression.  Debian's
+# archive of SQLite has what needs libz (its shell's file functions) left out.
+fst_static(fst_sqlite sqlite3 sqlite3 libsqlite3-dev)
+target_link_libraries(fst_sqlite INTERFACE Threads::Threads m)
+fst_static(fst_uring liburing uring liburing-dev)
+fst_static(fst_zstd libzstd zstd libzstd-dev)
+
 # llhttp: three generated C files inside node-llhttp (Debian 12), unpacked by scripts/setup into
 # build/llhttp so that Node.js need not be installed.  Looked up anew each time: the cache must not
 # remember that it was missing.

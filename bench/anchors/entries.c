@@ -2,12 +2,13 @@
  *
  *     cc -O2 -D_GNU_SOURCE -I../../src -I../../include entries.c -o entries -rdynamic -Wl,--start-group \
  *         ../../build/libfst_kernels.a ../../build/libfst_device.a ../../build/libfst_base.a -Wl,--end-group \
- *         -lm -lpthread -ldl && FIRESTEEL_MODULES=../../build ./entries [MOST_ROWS] [NAMES] [ROWS]
+ *         -lm -lpthread -ldl && FIRESTEEL_MODULES=../../build ./entries [MOST_ROWS] [NAMES] [ROWS] [rest]
  *
  * Each entry is launched on the distinct weights of eight layers, recorded as one graph through the
  * driver, and played 20 times, five times over; the best is printed: microseconds of one launch of the
  * entry, weight bytes over time, and their share of 4.60 TB/s.  Rows route independently.  NAMES picks by
- * the first letter: i (attn_in), q (q_path), o (attn_out), e (experts), h (head); ROWS: that number alone. */
+ * the first letter: i (attn_in), q (q_path), o (attn_out), e (experts), h (head); ROWS: that number alone; rest:
+ * once instead of 20 times, behind half a second in which the card cools: what its power cap would take. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -204,6 +205,8 @@ static int launch(char name, struct layer *l, int n)
     }
 }
 
+static bool rests;
+
 static double now_us(void)
 {
     struct timespec t;
@@ -234,13 +237,15 @@ static double time_graph(char name, int n)
         stop("graph");
     double best = 1e30;
     for (int pass = 0; pass < 5; pass++) {
-        enum { TIMES = 20 };
+        int times = rests ? 1 : 20;
+        if (rests)
+            nanosleep(&(struct timespec){0, 500000000}, NULL);
         double t = now_us();
-        for (int r = 0; r < TIMES; r++)
+        for (int r = 0; r < times; r++)
             play(exec, stream.queue);
         if (sync(stream.queue))
             stop("graph");
-        best = FST_MIN(best, (now_us() - t) / (TIMES * LAYERS));
+        best = FST_MIN(best, (now_us() - t) / (times * LAYERS));
     }
     return best;
 }
@@ -319,6 +324,7 @@ int main(int argc, char **argv)
     int most = argc > 1 ? (int)strtol(argv[1], NULL, 10) : HEAD_ROWS;
     const char *names = argc > 2 ? argv[2] : "iqoeh";
     int only = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 0;
+    rests = argc > 4;
     if (device_open(&dev, "cuda") < 0 ||
         kernels_of_device(&kernels, dev, getenv("FIRESTEEL_KERNELS"), PRECISION_NATIVE) < 0)
         stop("card");

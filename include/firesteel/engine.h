@@ -45,10 +45,19 @@ struct fst_engine_opts {
     uint64_t random_seed;       /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
     bool profile;               /* keep per-block timings (bench step) */
-    bool disable_prefix_cache;  /* compute every prompt whole (on a card always); same results */
+    bool disable_prefix_cache;  /* compute every prompt whole; same results */
     int64_t prefix_cache_bytes; /* host memory for snapshots; 0: room for 128, 4 GiB at most */
-    bool disable_cuda_graph;    /* launch kernel by kernel on a card; results are the same */
-    const int32_t *masked_ids;  /* ids that are never drawn (rows of the vocabulary without a name
+    /* Tiers below the prefixes that are kept: what those let go, and prompts may still go on from. */
+    int64_t
+        kv_host_bytes; /* host memory; 0: none; -1: twice the KV pages, a quarter of what is left at most.  Less is left: one line, and none */
+    const char *kv_host_layout;  /* "page_first_direct"; "layer_first" */
+    const char *kv_disk_dir;     /* folder of the tier on disk; NULL: none */
+    int64_t kv_disk_bytes;       /* its budget; 0: 4 GiB */
+    const char *kv_write_policy; /* "write_through"; "write_through_selective", "write_back" */
+    bool
+        check_memory; /* tests: after every step all of KV memory is accounted for, or the process ends */
+    bool disable_cuda_graph;   /* launch kernel by kernel on a card; results are the same */
+    const int32_t *masked_ids; /* ids that are never drawn (rows of the vocabulary without a name
                                     in the tokenizer); copied */
     size_t n_masked_ids;
     /* Progress of opening, from the opening thread; may be NULL. done and total in bytes. */
@@ -78,6 +87,8 @@ struct fst_engine_info {
     int64_t context_length, max_total_tokens;
     uint64_t weight_bytes, kv_bytes, state_bytes, workspace_bytes;
     uint64_t prefix_cache_bytes; /* room for snapshots; 0: every prompt is computed whole */
+    uint64_t kv_host_bytes;      /* of the host tier; 0: there is none */
+    const char *kv_disk_dir;     /* of the tier on disk; NULL: there is none */
     uint64_t n_tensors;
     double load_s;
 };
@@ -93,13 +104,27 @@ struct fst_spec_stats {
     double accept_length; /* (accepted + verify_steps)/verify_steps; 0 without rounds */
 };
 
+enum { FST_TIERS_MAX = 2 };
+
+struct fst_tier_stats {
+    const char *name;        /* "host", "disk" */
+    uint64_t objects, bytes; /* pages and snapshots that are there */
+    uint64_t n_put, put_bytes, n_got, got_bytes, n_missed, n_evicted, n_refused, n_bad;
+};
+
 struct fst_engine_stats {
     uint64_t steps;                          /* forward passes */
     int running, waiting;                    /* requests now */
+    int loading;                             /* of those that run: wait for a tier */
     int64_t kv_tokens_used, kv_tokens_total; /* whole pages */
     int slots_used, slots_total;
     bool lost; /* the device failed: no request can succeed any more, the process should end */
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
+    /* Loads from tiers; of these without all that they were for; tokens beyond what was kept above. */
+    uint64_t loads, loads_incomplete, loaded_tokens;
+    int64_t tier_queue; /* what waits to be copied or is being copied */
+    int n_tiers;
+    struct fst_tier_stats tier[FST_TIERS_MAX];
     uint64_t requests, finished, aborted, failed, retracted;
     uint64_t prefill_rows, decode_rows, verify_rows, draft_rounds;
     double last_decode_tok_s; /* over the last decode window of 40 steps */
@@ -163,7 +188,11 @@ struct fst_request_opts {
     int prompt_top_logprobs;
     bool no_drafting;       /* this request decodes without drafts */
     uint64_t cache_salt[4]; /* whose prefixes it uses and leaves; equal salts share */
-    double timeout_s;       /* 0: none; counted from submit */
+    size_t
+        n_preamble; /* so many ids at the beginning are likely to be others' too (system text, tools): a
+                          snapshot is kept there; 0: none */
+    bool report_prefix; /* fill the view's prefix: a walk over everything that is kept */
+    double timeout_s;   /* 0: none; counted from submit */
     /* Called from the engine's thread whenever the view changed (new tokens, progress, end).  It
      * must not block nor call the engine; uv_async_send is what it is for.  NULL: poll. */
     void (*on_change)(void *ud);
@@ -200,6 +229,23 @@ struct fst_top_logprob {
     float logprob;
 };
 
+/* Why a prompt was computed as far as it was. */
+enum fst_prefix_reason {
+    FST_PREFIX_UNKNOWN, /* not asked for, or not admitted yet */
+    FST_PREFIX_OFF,     /* nothing is kept */
+    FST_PREFIX_SCORED,  /* its prompt's log-probabilities or logits are wanted: computed whole */
+    FST_PREFIX_NEW,     /* nothing that is kept begins as it does */
+    FST_PREFIX_DIFFERS, /* what is kept goes on with another token at `same` */
+    FST_PREFIX_ENDS,    /* what is kept ends at `same` */
+    FST_PREFIX_DROPPED, /* all of it is kept, but no snapshot near its end */
+    FST_PREFIX_WHOLE    /* all but the last token came from the cache */
+};
+struct fst_prefix_report {
+    enum fst_prefix_reason reason;
+    size_t same;     /* tokens that it has in common with what is kept */
+    size_t boundary; /* position that it was restored at; 0: none */
+};
+
 /* What a request has given so far.  Arrays belong to the request, only ever grow up to `n`, and
  * stay valid until fst_request_free; a reader may keep an index and look again after on_change. */
 struct fst_request_view {
@@ -213,6 +259,7 @@ struct fst_request_view {
     const char *error;         /* its message, "" otherwise */
     size_t n_prompt, n_cached; /* prompt tokens, and how many came from a cache */
     size_t n_prefilled;        /* prompt tokens whose KV is there (progress; includes cached) */
+    struct fst_prefix_report prefix;
     const float
         *prompt_logprobs; /* (n_prompt) or NULL; entries before `from` and entry 0 are NaN */
     const struct fst_top_logprob *prompt_top; /* (n_prompt, prompt_top_logprobs) or NULL */

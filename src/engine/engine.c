@@ -13,7 +13,7 @@
 
 /* ------------------------------------------------------------------ options */
 
-static enum fst_status word(const char *flag, const char *given, const char *fallback,
+enum fst_status engine_word(const char *flag, const char *given, const char *fallback,
                             const char *const *words, int n, int *out)
 {
     const char *w = given ? given : fallback;
@@ -39,9 +39,10 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
     static const char *const modes[] = {"auto", "static", "cap", "compact"};
     int algorithm, mode;
 
-    FST_TRY(word("--speculative-algorithm", o->spec_algorithm, c->has_dspark ? "dspark" : "none",
-                 algorithms, FST_COUNT(algorithms), &algorithm));
-    FST_TRY(word("--verify-mode", o->verify_mode, "auto", modes, FST_COUNT(modes), &mode));
+    FST_TRY(engine_word("--speculative-algorithm", o->spec_algorithm,
+                        c->has_dspark ? "dspark" : "none", algorithms, FST_COUNT(algorithms),
+                        &algorithm));
+    FST_TRY(engine_word("--verify-mode", o->verify_mode, "auto", modes, FST_COUNT(modes), &mode));
     if (mode >= 2)
         return fst_error(FST_EUNSUPPORTED, "--verify-mode %s is not built; known: auto, static",
                          modes[mode]);
@@ -106,6 +107,7 @@ static enum fst_status size_memory(fst_engine *e, const struct fst_engine_opts *
 /* X(field, count): arrays of the engine's thread. */
 #define ENGINE_ARRAYS(X)                                                                           \
     X(running, n_req)                                                                              \
+    X(loading, n_req)                                                                              \
     X(items, n_req)                                                                                \
     X(spans, n_req)                                                                                \
     X(span_request, n_req)                                                                         \
@@ -172,19 +174,19 @@ static enum fst_status read_choices(fst_engine *e, const struct fst_engine_opts 
     static const char *const devices[] = {"cpu", "cuda", "hip"};
     int device;
 
-    FST_TRY(word("--device", o->device, "cpu", devices, FST_COUNT(devices), &device));
+    FST_TRY(engine_word("--device", o->device, "cpu", devices, FST_COUNT(devices), &device));
     FST_TRY(device_open(&e->device, devices[device]));
-    FST_TRY(
-        word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts), &c->layout));
+    FST_TRY(engine_word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts),
+                        &c->layout));
     if (c->layout == 2 && e->device)
         return fst_error(
             FST_EUNSUPPORTED,
             "--kv-layout paged is not built for --device %s; known there: unified-fp8, "
             "unified-bf16",
             devices[device]);
-    FST_TRY(word("--index-keys", o->index_keys, "fp4", keys, FST_COUNT(keys), &c->key));
-    FST_TRY(word("--precision", o->precision, "native", precisions, FST_COUNT(precisions),
-                 &c->precision));
+    FST_TRY(engine_word("--index-keys", o->index_keys, "fp4", keys, FST_COUNT(keys), &c->key));
+    FST_TRY(engine_word("--precision", o->precision, "native", precisions, FST_COUNT(precisions),
+                        &c->precision));
     c->chunk = o->chunked_prefill_size ? o->chunked_prefill_size : MODEL_PLAN_CHUNK;
     if (c->chunk < 1 || c->chunk > 65536)
         return fst_error(FST_EINVAL, "--chunked-prefill-size must be in [1, 65536], got %d",
@@ -281,9 +283,9 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
                              .disable_graphs = o->disable_cuda_graph};
 
     FST_TRY(kv_init(&e->kv, &plan.kv));
-    FST_TRY(prefix_open(e, o));
     scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
     FST_TRY(stream_init(&e->stream, e->device, e->pool, (enum precision)ch.precision, scratch));
+    FST_TRY(prefix_open(e, o));
     FST_TRY(model_open(&e->model, e->weights, &mo));
     FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
                         o->masked_ids, (int)o->n_masked_ids));
@@ -363,9 +365,9 @@ void fst_engine_close(fst_engine *e)
     }
     sample_release(&e->sampler);
     model_free(e->model);
+    prefix_close(e);
     stream_release(&e->stream);
     pool_free(e->pool);
-    prefix_close(e);
     kv_release(&e->kv);
     weights_free(e->weights);
     device_free_shared(e->device, e->block, e->block_bytes);

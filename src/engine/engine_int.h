@@ -16,6 +16,7 @@
 #include "kv/kv.h"
 #include "kv/snapshot.h"
 #include "kv/step.h"
+#include "kv/tiers.h"
 #include "kv/tree.h"
 #include "model/model.h"
 #include "sample/sample.h"
@@ -76,15 +77,19 @@ struct fst_request {
     bool counted_prompt;   /* prompt tokens are in the statistics (a resumed request is once) */
     struct tree_hold hold; /* what it was restored from, and has kept since */
     int64_t n_cached;      /* prompt tokens that came from the cache, the first time */
-    int64_t n_kept;        /* its last snapshot's positions, restored or taken */
-    int64_t n_fork;        /* where its prompt leaves the pages of others; 0: nowhere */
-    int64_t n_written;     /* positions that its rings have seen, of rejected drafts too */
+    struct fst_prefix_report prefix;
+    int64_t n_kept;    /* its last snapshot's positions, restored or taken */
+    int64_t n_fork;    /* where its prompt leaves the pages of others; 0: nowhere */
+    int n_loads;       /* times that a tier was asked since it was admitted */
+    bool sits;         /* no page for its row: not in this step */
+    int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
 
     pthread_mutex_t pub_lock;
     pthread_cond_t changed;
     struct {
         size_t n, n_prefilled, n_cached;
+        struct fst_prefix_report prefix;
         enum fst_finish finish;
         int32_t matched_id;
         enum fst_status status;
@@ -118,6 +123,9 @@ struct fst_engine {
     struct kv kv;
     struct tree tree; /* where `prefix` says that there is one */
     bool prefix;
+    struct tiers *tiers; /* below the tree; NULL: none */
+    char *kv_disk_dir;   /* owned */
+    bool check_memory;
     struct model *model;
     struct sampler sampler;
     struct sched_limits limits;
@@ -126,8 +134,12 @@ struct fst_engine {
     int64_t context_length;
 
     /* engine's thread */
-    fst_request **running; /* (max_running), in order of admission */
-    int n_running, max_running;
+    fst_request **running;      /* (max_running), in order of admission */
+    int n_running, max_running; /* max_running: with those that are loading */
+    fst_request **loading;      /* (max_running) in a slot that a tier fills */
+    int n_loading;
+    int n_sitting;                       /* of those that run */
+    bool short_of_pages;                 /* in this turn; what tiers have locked comes back */
     fst_request *wait_first, *wait_last; /* admitted as soon as there is room */
     struct sched_item *items;            /* (max_running) */
     struct step_span *spans;
@@ -178,10 +190,16 @@ void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
                     enum fst_status status, const char *error);
 void request_unref(fst_request *r);
 
+/* engine.c: the option's number among the words; FST_EINVAL lists them. */
+enum fst_status engine_word(const char *flag, const char *given, const char *fallback,
+                            const char *const *words, int n, int *out);
+
 /* prefix.c, called by the engine's thread but for open and close */
 enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o);
 void prefix_close(fst_engine *e);
-/* Pages of an open slot for the request's tokens, and what is known of them.  FST_EBUDGET: not enough. */
+/* Pages of an open slot for the request's tokens, and what is known of them.  FST_EBUDGET: not enough.
+ * FST_EAGAIN: a tier knows more, and fills the slot; prefix_loaded says when it has, prefix_end_load ends it,
+ * and then the empty slot has to be placed again. */
 enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot);
 /* How many positions behind n_committed prefill may compute in this step; 0: any number. */
 int64_t prefix_stop(const fst_engine *e, const fst_request *r);
@@ -189,6 +207,15 @@ int64_t prefix_stop(const fst_engine *e, const fst_request *r);
 void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, bool ends);
 void prefix_let_go(fst_engine *e, fst_request *r);
 void prefix_flush(fst_engine *e);
+bool prefix_loaded(fst_engine *e, const fst_request *r);
+void prefix_stop_load(fst_engine *e, const fst_request *r);  /* soon */
+void prefix_await_load(fst_engine *e, const fst_request *r); /* waits: for the end of the engine */
+void prefix_end_load(fst_engine *e, const fst_request *r);
+void prefix_poll(fst_engine *e); /* at the beginning of a turn: locks of copies that are done */
+void prefix_post(fst_engine *e); /* at its end: copies that are due */
+/* Are pages locked that come back by themselves? */
+bool prefix_busy(const fst_engine *e);
+void prefix_stats(fst_engine *e);
 
 /* step.c */
 void *engine_thread(void *engine);

@@ -233,6 +233,7 @@ static void publish_locked(fst_request *r)
 {
     r->pub.n = (size_t)(r->n_known - r->n_prompt);
     r->pub.n_cached = (size_t)r->n_cached;
+    r->pub.prefix = r->prefix;
     r->pub.n_prefilled = FST_MAX(r->pub.n_prefilled, (size_t)FST_MIN(r->n_committed, r->n_prompt));
     r->pub.spec = r->spec;
     if (r->admit_ns) {
@@ -292,6 +293,7 @@ void fst_request_get_view(const fst_request *cr, struct fst_request_view *v)
         .error = r->pub.error,
         .n_prompt = (size_t)r->n_prompt,
         .n_cached = r->pub.n_cached,
+        .prefix = r->pub.prefix,
         .n_prefilled = r->pub.n_prefilled,
         .prompt_logprobs = r->prompt_logprobs,
         .prompt_top = (const struct fst_top_logprob *)(const void *)r->prompt_top,

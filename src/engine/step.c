@@ -1,7 +1,7 @@
 /* step.c - the engine's thread: take requests in, draft, plan, run the model, accept, deliver.
  *
  * One turn of the loop is one step of the model.  Nothing here allocates.  The order within a turn:
- *   intake   new and cancelled requests, deadlines
+ *   intake   new and cancelled requests, deadlines; what tiers have brought or copied
  *   admit    slots and pages for waiting requests, first come first served
  *   room     pages for this step's rows; when they run out the youngest request gives its place
  *            back and waits at the front (its tokens are kept and computed again: same result)
@@ -29,7 +29,8 @@ static void publish_places(fst_engine *e)
 {
     struct fst_engine_stats *s = &e->door->stats;
 
-    s->running = e->n_running;
+    s->running = e->n_running + e->n_loading;
+    s->loading = e->n_loading;
     s->slots_used = e->kv.spec.n_slots - e->kv.n_free_slots;
     s->kv_tokens_used = (e->kv.spec.n_pages - e->kv.n_free_pages - e->kv.n_idle_pages) * KERN_PAGE;
     s->finished = e->stats.finished;
@@ -88,6 +89,34 @@ static void end_waiting(fst_engine *e, fst_request *r, enum fst_finish finish,
 
 /* ------------------------------------------------------------------ intake */
 
+/* Is there nothing to do before somebody calls?  Who has no page for his row, or no place to begin with, may
+ * have to wait for a tier. */
+static bool idle(const fst_engine *e)
+{
+    return !e->door->kick && !e->quit && e->n_running == e->n_sitting &&
+           (!e->wait_first || e->n_loading > 0 || e->short_of_pages);
+}
+
+/* Until somebody calls; who waits for a tier has a deadline to be looked at. */
+static void sleep_until_called(fst_engine *e)
+{
+    enum { TIER_WAIT_NS = 20000000 };
+    struct door *d = e->door;
+    struct timespec until;
+
+    if (!e->n_loading && !e->n_sitting && !e->wait_first) {
+        pthread_cond_wait(&d->work, &d->lock);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += TIER_WAIT_NS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    d->kick |= pthread_cond_timedwait(&d->work, &d->lock, &until) != 0;
+}
+
 /* Move new requests to the waiting list; sleep while there is nothing at all to do. */
 static bool intake(fst_engine *e)
 {
@@ -96,8 +125,10 @@ static bool intake(fst_engine *e)
     bool quit, flush;
 
     pthread_mutex_lock(&d->lock);
-    while (!e->quit && !d->kick && e->n_running == 0 && !e->wait_first)
-        e->paused = pthread_cond_wait(&d->work, &d->lock) == 0;
+    while (idle(e)) {
+        sleep_until_called(e);
+        e->paused = true;
+    }
     d->kick = false;
     first = d->first;
     last = d->last;
@@ -139,6 +170,9 @@ static void drop_ended(fst_engine *e)
         else
             end_waiting(e, r, FST_FINISH_ERROR, FST_ETIMEOUT, "Request waiting timeout reached.");
     }
+    for (int i = 0; i < e->n_loading; i++) /* they end when the tier has let go of their slots */
+        if (atomic_load(&e->loading[i]->cancel) || now >= e->loading[i]->deadline_ns)
+            prefix_stop_load(e, e->loading[i]);
     for (int i = e->n_running - 1; i >= 0; i--) {
         if (atomic_load(&e->running[i]->cancel))
             end_running(e, i, FST_FINISH_ABORT, FST_ECANCELED, "");
@@ -149,22 +183,87 @@ static void drop_ended(fst_engine *e)
 
 /* ------------------------------------------------------------------ admit, room */
 
+/* In a slot, with its pages. */
+static void set_running(fst_engine *e, fst_request *r)
+{
+    r->n_written = r->n_committed;
+    r->n_draft = 0;
+    r->sits = false;
+    e->running[e->n_running++] = r;
+}
+
+static void back_to_line(fst_engine *e, fst_request *r)
+{
+    close_slot(e, r);
+    r->n_committed = 0;
+    r->n_loads = 0;
+    r->next = e->wait_first;
+    e->wait_first = r;
+    if (!e->wait_last)
+        e->wait_last = r;
+    count_waiting(e, 1);
+}
+
+static void end_loading(fst_engine *e, fst_request *r, enum fst_finish finish,
+                        enum fst_status status, const char *error)
+{
+    close_slot(e, r);
+    count_end(e, finish);
+    count_waiting(e, 0);
+    request_finish(r, finish, -1, status, error);
+}
+
+/* Who has what a tier had for him runs, or asks for less, or leaves. */
+static void end_loads(fst_engine *e)
+{
+    int n = e->n_loading;
+
+    e->n_loading = 0;
+    for (int i = 0; i < n; i++) {
+        fst_request *r = e->loading[i];
+        if (!prefix_loaded(e, r)) {
+            e->loading[e->n_loading++] = r;
+            continue;
+        }
+        prefix_end_load(e, r);
+        if (atomic_load(&r->cancel)) {
+            end_loading(e, r, FST_FINISH_ABORT, FST_ECANCELED, "");
+            continue;
+        }
+        if (engine_now_ns() >= r->deadline_ns) {
+            end_loading(e, r, FST_FINISH_ERROR, FST_ETIMEOUT, "request timeout reached");
+            continue;
+        }
+        enum fst_status rc = prefix_place(e, r, r->slot);
+        if (rc == FST_EAGAIN)
+            e->loading[e->n_loading++] = r;
+        else if (rc == FST_OK)
+            set_running(e, r);
+        else
+            back_to_line(e, r);
+    }
+}
+
 static void admit(fst_engine *e)
 {
-    while (e->wait_first && e->n_running < e->max_running) {
+    while (e->wait_first && e->n_running + e->n_loading < e->max_running) {
         fst_request *r = e->wait_first;
-        int slot;
+        int slot, n = e->n_running + e->n_loading;
         /* One spare page for each running request, so that an admission does not at once push
          * somebody out again. */
-        int64_t need = div_up(r->n_known, KERN_PAGE) + e->n_running;
+        int64_t need = div_up(r->n_known, KERN_PAGE) + n;
+        enum fst_status rc;
 
-        if (e->n_running > 0 && kv_room(&e->kv, need) < 0)
+        if (n > 0 && kv_room(&e->kv, need) < 0)
             return;
         if (kv_slot_open(&e->kv, &slot) < 0)
             return;
-        if (prefix_place(e, r, slot) < 0) {
+        rc = prefix_place(e, r, slot);
+        if (rc < 0 && rc != FST_EAGAIN) {
             kv_slot_close(&e->kv, slot);
-            FST_ASSERT(e->n_running > 0); /* submit clamps to what one request can hold */
+            /* submit clamps to what one request can hold */
+            FST_ASSERT(e->n_running > 0 || prefix_busy(e));
+            e->short_of_pages |= e->n_running == 0;
             return;
         }
         e->wait_first = r->next;
@@ -172,11 +271,12 @@ static void admit(fst_engine *e)
             e->wait_last = NULL;
         r->next = NULL;
         r->slot = slot;
-        r->n_written = r->n_committed;
-        r->n_draft = 0;
         if (!r->admit_ns)
             r->admit_ns = engine_now_ns();
-        e->running[e->n_running++] = r;
+        if (rc == FST_EAGAIN)
+            e->loading[e->n_loading++] = r;
+        else
+            set_running(e, r);
         count_waiting(e, -1);
     }
 }
@@ -189,14 +289,8 @@ static void retract_last(fst_engine *e)
     if (r->due)
         request_publish(r);
     r->due = false;
-    close_slot(e, r);
-    r->n_committed = 0;
-    r->next = e->wait_first;
-    e->wait_first = r;
-    if (!e->wait_last)
-        e->wait_last = r;
     e->stats.retracted++;
-    count_waiting(e, 1);
+    back_to_line(e, r);
 }
 
 static bool decoding(const fst_request *r)
@@ -206,18 +300,27 @@ static bool decoding(const fst_request *r)
 
 static void make_room(fst_engine *e)
 {
+    e->n_sitting = 0;
     for (int i = 0; i < e->n_running; i++) {
         fst_request *r = e->running[i];
         r->n_draft = 0;
+        r->sits = false;
         if (e->drafting && !r->o.no_drafting && decoding(r))
             r->n_draft = spec_room(e->gamma, r->n_committed, e->context_length);
         /* Drafts are a luxury, the anchor is not: nobody loses his place for a draft.  The oldest
-         * request always fits, so one that goes itself had others before it. */
+         * request always fits, but for what tiers have locked, so one that goes itself had others before
+         * it; what is locked comes back soon, and is waited for rather than a place lost. */
         while (kv_reserve(&e->kv, r->slot, r->n_known + r->n_draft) < 0) {
             bool last = e->n_running - 1 == i;
+            e->short_of_pages = true;
             if (r->n_draft > 0) {
                 r->n_draft = 0;
                 continue;
+            }
+            if (last && prefix_busy(e)) {
+                r->sits = true;
+                e->n_sitting++;
+                break;
             }
             FST_ASSERT(!last || i > 0);
             retract_last(e);
@@ -273,19 +376,23 @@ static bool wants_prompt_rows(const fst_request *r)
 
 static void plan(fst_engine *e, struct step *step)
 {
+    int n = 0;
+
     for (int i = 0; i < e->n_running; i++) {
         fst_request *r = e->running[i];
-        e->items[i] = (struct sched_item){.slot = r->slot,
-                                          .n_known = r->n_known,
-                                          .n_committed = r->n_committed,
-                                          .n_draft = r->n_draft,
-                                          .n_stop = prefix_stop(e, r),
-                                          .decoding = decoding(r),
-                                          .wants_logits = r->max_new > 0,
-                                          .wants_all_logits = wants_prompt_rows(r)};
+        if (r->sits)
+            continue;
+        e->items[n++] = (struct sched_item){.slot = r->slot,
+                                            .n_known = r->n_known,
+                                            .n_committed = r->n_committed,
+                                            .n_draft = r->n_draft,
+                                            .n_stop = prefix_stop(e, r),
+                                            .decoding = decoding(r),
+                                            .wants_logits = r->max_new > 0,
+                                            .wants_all_logits = wants_prompt_rows(r)};
         e->slot_request[r->slot] = i;
     }
-    sched_plan(&e->limits, e->items, e->n_running, e->spans, step);
+    sched_plan(&e->limits, e->items, n, e->spans, step);
 }
 
 /* Resolve the step's rows from slot state: ids, positions; and the rows that give logits. */
@@ -510,6 +617,7 @@ static void copy_stats(fst_engine *e)
         d->reset_spec = false;
         e->stats.spec = (struct fst_spec_stats){0};
     }
+    prefix_stats(e);
     e->stats.requests = d->stats.requests;
     e->stats.waiting = d->n_waiting;
     d->stats = e->stats;
@@ -629,6 +737,10 @@ static void one_step(fst_engine *e)
 
     e->step_draft_ns = 0;
     make_room(e);
+    if (e->n_running == e->n_sitting) {
+        copy_stats(e);
+        return;
+    }
     if ((rc = draft(e)) < 0)
         goto fault;
     plan(e, &step);
@@ -654,12 +766,25 @@ void *engine_thread(void *arg)
     fst_engine *e = arg;
 
     while (intake(e)) {
+        e->short_of_pages = false;
+        e->n_sitting = 0;
+        prefix_poll(e);
         drop_ended(e);
+        end_loads(e);
         admit(e);
         if (e->n_running > 0)
             one_step(e);
         else
             copy_stats(e);
+        prefix_post(e);
+    }
+    for (int i = 0; i < e->n_loading; i++)
+        prefix_stop_load(e, e->loading[i]);
+    while (e->n_loading > 0) {
+        fst_request *r = e->loading[--e->n_loading];
+        prefix_await_load(e, r);
+        prefix_end_load(e, r);
+        end_loading(e, r, FST_FINISH_ABORT, FST_ESHUTDOWN, "");
     }
     while (e->n_running > 0)
         end_running(e, e->n_running - 1, FST_FINISH_ABORT, FST_ESHUTDOWN, "");

@@ -374,6 +374,20 @@ struct draw_args {
     int n, vocab, n_masked;
 };
 
+/* Pieces of memory to other places, all at once: none of them is read where another is written.  Addresses
+ * and bytes are multiples of 4; the list and what is read or written are the device's or shared memory.
+ * EXACT. */
+struct copy_piece {
+    uint8_t *to;
+    const uint8_t *from;
+    int64_t bytes;
+};
+enum { COPY_PIECE_MAX = 32768 }; /* bytes: a card gives each piece to one block */
+struct copy_pieces_args {
+    const struct copy_piece *piece; /* (n) */
+    int n;
+};
+
 /* ---------------------------------------------------------------- the table */
 
 /* X(entry, argument struct) */
@@ -394,7 +408,8 @@ struct draw_args {
     X(mtp_in, struct mtp_in_args)                                                                  \
     X(main_proj, struct main_proj_args)                                                            \
     X(draft_chain, struct draft_chain_args)                                                        \
-    X(draw, struct draw_args)
+    X(draw, struct draw_args)                                                                      \
+    X(copy_pieces, struct copy_pieces_args)
 
 struct kernel_limits {
     int n_rows, dim, n_heads, head_dim, q_rank, o_rank, groups, moe_dim, n_experts, k;

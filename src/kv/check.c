@@ -281,16 +281,19 @@ static enum fst_status check_hung(struct tree_view *v)
 static enum fst_status check_snapshots(struct tree_view *v)
 {
     const struct tree *t = v->t;
-    int64_t n = 0, idle = 0;
+    int64_t n = 0, idle = 0, expected = 0;
     FST_TRY(
         check_use(t->snapshot_use, t->n_chunks, v->snapshot_use, "the order of snapshots is torn"));
     FST_TRY(check_hung(v));
     for (int32_t i = 1; i <= t->n_chunks; i++) {
         const struct tree_snapshot *s = &t->snapshot[i];
-        if ((s->n > 0) != v->hung[i])
-            return fault("a snapshot hangs on no node", i);
+        if ((s->n > 0) != v->hung[i] + s->expected)
+            return fault("a snapshot hangs on no node, or one that is expected does", i);
         if (!v->hung[i] && v->snapshot_use[i])
             return fault("a snapshot that is none would be evicted", i);
+        if (s->expected)
+            FST_TRY(check_chunks(v, s->chunk, s->n_chunks, i));
+        expected += s->expected;
         if (!v->hung[i])
             continue;
         FST_TRY(check_snapshot(v, i));
@@ -302,9 +305,10 @@ static enum fst_status check_snapshots(struct tree_view *v)
         if (!v->owned[i])
             return fault("a chunk is neither free nor a snapshot's", i);
     int32_t unused = t->free_snapshot;
-    for (int64_t k = n; k < t->n_chunks; k++, unused = t->snapshot[unused].next)
+    for (int64_t k = n + expected; k < t->n_chunks; k++, unused = t->snapshot[unused].next)
         if (unused < 1 || unused > t->n_chunks || v->hung[unused]++)
             return fault("the list of unused snapshots is torn", unused);
+    FST_TRY(counted("expected snapshots", expected, t->n_expected));
     FST_TRY(counted("idle chunks", idle, t->n_idle_chunks));
     return counted("snapshots", n, t->n_snapshots);
 }

@@ -1,4 +1,4 @@
-/* snapshot.c - where the parts of a snapshot lie. */
+/* snapshot.c - where the parts of a snapshot lie, and those of a page. */
 #include "kernels/rows.h"
 #include "kv/snapshot.h"
 
@@ -81,9 +81,10 @@ static enum fst_status states(const struct walk *w, const struct kv_layer *l)
     return inputs(w, l->index_state, l->state_ring, 2 * s->index_dim, FST_MAX(group - 4, 0));
 }
 
-static enum fst_status entries(const struct walk *w, const struct kv_layer *l)
+/* The first n entries and index keys of the page. */
+static enum fst_status entries(const struct walk *w, const struct kv_layer *l, int64_t n)
 {
-    int64_t n = w->n % KERN_PAGE / l->ratio, page = w->page;
+    int64_t page = w->page;
     for (int part = 0; part < N_PARTS; part++)
         FST_TRY(rows(w, l, part, l->compressed_base + page * (KERN_PAGE / l->ratio), n));
     if (!l->index_keys)
@@ -106,7 +107,7 @@ static enum fst_status walk(const struct walk *w)
         if (!l->ratio)
             continue;
         FST_TRY(states(w, l));
-        FST_TRY(entries(w, l));
+        FST_TRY(entries(w, l, w->n % KERN_PAGE / l->ratio));
     }
     return FST_OK;
 }
@@ -134,6 +135,32 @@ int64_t kv_snapshot_bytes(const struct kv *kv, int64_t n)
     struct walk w = {kv, 0, 0, n, add, &bytes}; /* sizes of the null slot are those of any */
     (void)walk(&w);
     return bytes;
+}
+
+enum fst_status kv_page_runs(const struct kv *kv, int32_t page, kv_run_fn *f, void *ud)
+{
+    struct walk w = {kv, 0, page, KERN_PAGE, f, ud};
+    FST_ASSERT(page >= 0);
+    FST_ASSERT(page <= kv->spec.n_pages);
+    for (int i = 0; i < kv->spec.n_layers; i++)
+        if (kv->layer[i].ratio)
+            FST_TRY(entries(&w, &kv->layer[i], KERN_PAGE / kv->layer[i].ratio));
+    return FST_OK;
+}
+
+int64_t kv_page_bytes(const struct kv *kv, int64_t *parts)
+{
+    int64_t all = 0;
+    for (int i = 0; i < kv->spec.n_layers; i++) {
+        int64_t bytes = 0;
+        struct walk w = {kv, 0, 0, KERN_PAGE, add, &bytes};
+        if (kv->layer[i].ratio)
+            (void)entries(&w, &kv->layer[i], KERN_PAGE / kv->layer[i].ratio);
+        if (parts)
+            parts[i] = bytes;
+        all += bytes;
+    }
+    return all;
 }
 
 int64_t kv_snapshot_slack(const struct kv *kv)

@@ -1,4 +1,4 @@
-/* snapshot.h - what a slot holds beside its full pages, as runs of bytes.
+/* snapshot.h - what a slot holds beside its full pages, and what a page holds, as runs of bytes.
  *
  * A snapshot at n, from which a request goes on at position n as if it had computed all before: for each
  * layer (target layers, then draft stages)
@@ -12,7 +12,10 @@
  *
  * Rings overwrite: a snapshot at n can be taken until a position beyond n + kv_snapshot_slack - 1 is
  * written, be it by a draft that is rejected.  State rings are wide enough for the same slack, which
- * kv_plan sees to (block*(1+lag) at most 26).  The engine's thread alone. */
+ * kv_plan sees to (block*(1+lag) at most 26).  The engine's thread alone.
+ *
+ * A full page is, for each layer in the same order, its entries and index keys: data rows, rope values or
+ * scales, keys.  Any thread may ask for its runs; who reads or writes there holds the page. */
 #ifndef FST_KV_SNAPSHOT_H
 #define FST_KV_SNAPSHOT_H
 
@@ -27,5 +30,10 @@ enum fst_status kv_snapshot_runs(const struct kv *kv, int slot, int64_t n, kv_ru
 int64_t kv_snapshot_bytes(const struct kv *kv, int64_t n);
 /* How many positions from n on may have been written when a snapshot at n is taken. */
 int64_t kv_snapshot_slack(const struct kv *kv);
+
+/* All runs of a page, as many and as long whatever page, until one fails. */
+enum fst_status kv_page_runs(const struct kv *kv, int32_t page, kv_run_fn *f, void *ud);
+/* Bytes of a page; parts (n_layers, may be NULL): those of each layer. */
+int64_t kv_page_bytes(const struct kv *kv, int64_t *parts);
 
 #endif

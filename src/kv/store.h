@@ -10,8 +10,12 @@
  * then on missing; no call fails because of a bad object.  A store that can't go on (disk full, directory
  * gone, memory refused) says so once and keeps nothing more; what it has stays readable if it can be.
  *
- * Threads: `has` from any thread, also during the other calls; those from one thread at a time, the tiers'
- * own and never the engine's, since they wait for copies or a disk. */
+ * Which snapshots stand behind a page can't be guessed from its key, since they have 0 to 255 ids of their
+ * own: `tails` says of which lengths there are any.  Behind the root there are those of all salts.
+ *
+ * Threads: `has` and `tails` from any thread, also during the other calls, and fast: the engine's thread
+ * asks them for every page of a prompt.  The others from one thread at a time, the tiers' own and never the
+ * engine's, since they wait for copies or a disk. */
 #ifndef FST_KV_STORE_H
 #define FST_KV_STORE_H
 
@@ -62,9 +66,14 @@ struct store;
 struct store_ops {
     /* Is there an object of this key and kind?  A hint: it may be gone when it is asked for. */
     bool (*has)(struct store *s, const struct store_key *key, enum store_kind kind);
+    /* Sets bit n % 64 of word n / 64 where there is a snapshot of n own ids whose parent is this key (zero:
+     * without one), and clears none.  A hint: bits too many are fine, of what was dropped or belongs to
+     * another key of the same bucket; a bit too few hides a snapshot. */
+    void (*tails)(struct store *s, const struct store_key *parent, uint64_t bits[4]);
     /* Many at once, so that a disk may work on all of them.  Never fails as a whole. */
     void (*put)(struct store *s, struct store_put *p, int n);
     void (*get)(struct store *s, struct store_get *g, int n);
+    void (*clear)(struct store *s); /* forgets all objects */
     /* What was put before is as safe as the store makes it. */
     void (*flush)(struct store *s);
     void (*close)(struct store *s); /* flushes and frees s */
@@ -80,6 +89,7 @@ struct store_stats { /* since it was opened, but for what is there now */
 struct store {
     const struct store_ops *ops;
     const char *name; /* "host", "disk" */
+    bool lasts;       /* what it has outlives the process */
     struct store_stats stats;
 };
 

@@ -102,7 +102,10 @@ enum fst_status tree_init(struct tree *t, struct kv *kv, const struct tree_opts 
     t->n_free_chunks = p.n_chunks;
     kv->reclaim = reclaim;
     kv->reclaim_ud = t;
-    return FST_OK;
+    enum fst_status rc = mover_init(&t->mover, kv, o->kernels, o->stream);
+    if (rc < 0)
+        tree_release(t);
+    return rc;
 }
 
 void tree_release(struct tree *t)
@@ -118,6 +121,7 @@ void tree_release(struct tree *t)
         kv->reclaim = NULL;
         kv->reclaim_ud = NULL;
     }
+    mover_release(&t->mover);
     if (t->arena)
         device_free_shared(kv->spec.device, t->arena, (size_t)(t->n_chunks * t->opts.chunk_bytes));
     mem_free(t->tables);
@@ -181,6 +185,36 @@ void tree_match(const struct tree *t, const struct tree_salt *salt, const int32_
         at += KERN_PAGE;
     }
     out->n_full = at;
+}
+
+/* How many ids of `rest` some kept ones begin with; the most so far in *best. */
+static void compare(const int32_t *rest, int64_t n_rest, const int32_t *kept, int64_t n_kept,
+                    int64_t *best, bool *differs)
+{
+    int64_t n = FST_MIN(n_rest, n_kept), same = 0;
+    while (same < n && rest[same] == kept[same])
+        same++;
+    if (same > *best)
+        *differs = false;
+    if (same >= *best)
+        *differs |= same < n;
+    *best = FST_MAX(*best, same);
+}
+
+int64_t tree_common(const struct tree *t, const struct tree_salt *salt, const int32_t *ids,
+                    int64_t n_ids, const struct tree_hit *hit, bool *differs)
+{
+    const int32_t *rest = ids + hit->n_full;
+    int64_t best = 0, n_rest = n_ids - hit->n_full;
+    FST_ASSERT(hit->n_removed == t->n_removed);
+    *differs = false;
+    for (int32_t i = 1; i <= t->kv->spec.n_pages; i++)
+        if (t->kv->kept[i] && t->node[i].parent == hit->node && same_salt(&t->node[i].salt, salt))
+            compare(rest, n_rest, tree_ids(t, i), KERN_PAGE, &best, differs);
+    for (int32_t i = t->node[hit->node].snapshots; i; i = t->snapshot[i].next)
+        if (same_salt(&t->snapshot[i].salt, salt))
+            compare(rest, n_rest, tree_tail(t, i), t->snapshot[i].n % KERN_PAGE, &best, differs);
+    return hit->n_full + best;
 }
 
 /* ------------------------------------------------------------------ order of use */
@@ -258,6 +292,7 @@ static int32_t add_node(struct tree *t, int32_t page, int32_t parent, uint64_t b
     t->node[parent].n_children++;
     t->n_nodes++;
     tree_list_put(t->node_use, page, t->node_use[0].older);
+    tree_tell_page(t, page, TREE_KEPT);
     return page;
 }
 
@@ -286,8 +321,10 @@ int64_t tree_insert(struct tree *t, int slot, const struct tree_salt *salt, cons
     for (int64_t i = 0; i < n_ids / KERN_PAGE; i++) {
         const int32_t *at = ids + i * KERN_PAGE;
         int32_t next = tree_child(t, node, hash, salt, at);
-        if (next && next != pages[i])
+        if (next && next != pages[i]) {
             kv_swap(kv, slot, i, next);
+            tree_tell_page(t, next, TREE_USED);
+        }
         n_new += !next;
         node = next ? next : add_node(t, pages[i], node, hash, salt, at);
         hash = t->node[node].hash;
@@ -311,6 +348,7 @@ static void remove_node(struct tree *t, int32_t i)
         tree_remove_snapshot(t, x->snapshots);
         t->n_evicted_snapshots++;
     }
+    tree_tell_page(t, i, TREE_GONE);
     while (*link != i)
         link = &t->node[*link].chain;
     *link = x->chain;

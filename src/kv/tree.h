@@ -18,12 +18,17 @@
  *   bytes  snapshots; their pages stay.
  * A call that ends in FST_EBUDGET has evicted nothing: it knows before what there is to evict.
  *
+ * What comes back from a tier (tiers.h) is adopted: its pages as those of a slot that has committed them,
+ * its snapshot as one whose bytes were expected.
+ *
  * All memory is taken at tree_init.  Only the engine's thread calls this, between steps: what it copies
- * must not be written meanwhile, by a device neither. */
+ * must not be written meanwhile, by a device neither, unless that is by the stream that it copies on. */
 #ifndef FST_KV_TREE_H
 #define FST_KV_TREE_H
 
 #include "kv/kv.h"
+#include "kv/mover.h"
+#include "kv/snapshot.h"
 
 /* Whose prefixes: a tenant's digest or number, compared whole.  Zero is a salt like any other. */
 struct tree_salt {
@@ -33,7 +38,10 @@ struct tree_salt {
 struct tree_opts {
     int64_t budget_bytes; /* of snapshots; less than a chunk: none can be taken */
     int64_t chunk_bytes;  /* multiple of 64, up to 2^30; half a chunk of each snapshot is lost */
-    uint64_t hash_mask;   /* bits of a hash that count; fewer than all are for tests */
+    const struct kernels
+        *kernels;          /* borrowed, both or neither: copy snapshots by them (mover.h), on the */
+    struct stream *stream; /* steps' stream, which may be at work when the tree is called */
+    uint64_t hash_mask;    /* bits of a hash that count; fewer than all are for tests */
 };
 
 struct tree_plan {
@@ -56,6 +64,14 @@ struct tree_node {
     struct tree_salt salt;
 };
 
+/* Of pages and snapshots: kept from now on, gone on from once more, about to be forgotten. */
+enum tree_event { TREE_KEPT, TREE_USED, TREE_GONE };
+struct tree_watch { /* called from inside the tree, which must not be called back; zero: nobody */
+    void (*page)(void *ud, int32_t node, enum tree_event what);
+    void (*snapshot)(void *ud, int32_t snapshot, enum tree_event what);
+    void *ud;
+};
+
 struct tree_snapshot {
     int64_t n;          /* positions that it stands for; 0: not in use */
     int32_t node;       /* it hangs on, n/256 pages deep */
@@ -63,12 +79,14 @@ struct tree_snapshot {
     int32_t locks;
     int32_t chunk, n_chunks; /* first of its chain */
     int64_t bytes;
+    bool expected; /* its bytes are still to come: it hangs nowhere */
     struct tree_salt salt;
 };
 
 struct tree {
     struct kv *kv; /* borrowed; its pages are kept until tree_release */
     struct tree_opts opts;
+    struct tree_watch watch;
     int64_t n_chunks, n_buckets;
     struct tree_node *node;         /* (n_pages + 1); in use where kv->kept says so, and the root */
     struct tree_snapshot *snapshot; /* (n_chunks + 1) */
@@ -79,11 +97,12 @@ struct tree {
     int32_t *chunk_next;                       /* (n_chunks + 1) */
     int32_t *path;  /* (page_stride) scratch: pages of a node and those before it */
     uint8_t *arena; /* (n_chunks, chunk_bytes), shared memory */
-    void *tables;   /* owned: what the arrays above but the arena lie in */
+    struct kv_mover mover;
+    void *tables; /* owned: what the arrays above but the arena lie in */
     int32_t free_snapshot, free_chunk;
     int64_t n_free_chunks;
     int64_t n_idle_chunks; /* of snapshots that nobody has locked: as good as free */
-    int64_t n_nodes, n_snapshots;
+    int64_t n_nodes, n_snapshots, n_expected;
     uint64_t n_evicted_pages, n_evicted_snapshots; /* since tree_init, tree_drop's not counted */
     uint64_t n_removed;                            /* nodes and snapshots: tells a stale hit */
 };
@@ -117,6 +136,11 @@ void tree_release(struct tree *t);
 void tree_match(const struct tree *t, const struct tree_salt *salt, const int32_t *ids,
                 int64_t n_ids, struct tree_hit *out);
 
+/* How many ids anything that is kept begins with, after tree_match of them: at least what was found.
+ * *differs: something goes on there with another id; else all of it ends.  Looks at every node and snapshot. */
+int64_t tree_common(const struct tree *t, const struct tree_salt *salt, const int32_t *ids,
+                    int64_t n_ids, const struct tree_hit *hit, bool *differs);
+
 /* Keep the full pages of a slot that has committed all n_ids positions, ids being its tokens.  Where
  * the tree has a page already, the slot takes that one and gives its own back.  The hold moves to the
  * last page, if there is one (hold may be NULL: nothing gets locked); it was empty or belongs to the same
@@ -139,6 +163,23 @@ enum fst_status tree_take(struct tree *t, int slot, const struct tree_salt *salt
  * empty, the hold too). */
 enum fst_status tree_restore(struct tree *t, int slot, const struct tree_hit *hit,
                              int64_t n_positions, struct tree_hold *hold);
+
+/* An open slot without pages shares the first n_full / 256 pages of the walk, gets pages of its own for the
+ * rest of n_positions, and has committed n_full, at most hit->n_full: what a request needs whose next pages
+ * come from a tier.  Refusals as of tree_restore. */
+enum fst_status tree_share(struct tree *t, int slot, const struct tree_hit *hit, int64_t n_full,
+                           int64_t n_positions, struct tree_hold *hold);
+/* Bytes for a snapshot at n that somebody else will fill; evicts others for them.  It is found by nobody
+ * until it is adopted.  FST_EBUDGET as of tree_take (nothing changes). */
+enum fst_status tree_expect(struct tree *t, int64_t n, int32_t *snapshot);
+/* Its bytes are there: tree_insert of the full pages before n, which the slot has committed, and the snapshot
+ * hangs behind them; one that is there already stays instead, being the same. */
+void tree_adopt(struct tree *t, int32_t snapshot, int slot, const struct tree_salt *salt,
+                const int32_t *ids, struct tree_hold *hold);
+void tree_forgo(struct tree *t, int32_t snapshot); /* its bytes will not come */
+/* The runs of a snapshot's bytes, in the order of kv_snapshot_runs.  Any thread, while it is locked or
+ * expected; on a card the bytes are there after mover_settle. */
+enum fst_status tree_snapshot_runs(const struct tree *t, int32_t snapshot, kv_run_fn *f, void *ud);
 
 /* Let go; the hold is empty then. */
 void tree_unlock(struct tree *t, struct tree_hold *hold);

@@ -1,8 +1,7 @@
-/* tree_bytes.c - snapshots of the prefix tree: found, taken, restored, dropped.
+/* tree_bytes.c - snapshots of the prefix tree: found, taken, restored, adopted, dropped.
  *
  * A node's snapshots are a list, read to its end: what requests leave behind on one page are the ends of
- * turns in the same 256 tokens, and the budget bounds them all.  On a device each run of bytes is a copy
- * of its own, about five hundred for V4-Flash, which wants a gathering kernel before it is fast. */
+ * turns in the same 256 tokens, and the budget bounds them all.  mover.h copies their bytes. */
 #include <string.h>
 
 #include "kv/tree_int.h"
@@ -118,6 +117,7 @@ void tree_remove_snapshot(struct tree *t, int32_t i)
     int32_t at = s->node;
     FST_ASSERT(s->n > 0);
     FST_ASSERT(s->locks == 0);
+    tree_tell_snapshot(t, i, TREE_GONE);
     *(s->prev ? &t->snapshot[s->prev].next : &node->snapshots) = s->next;
     if (s->next)
         t->snapshot[s->next].prev = s->prev;
@@ -144,39 +144,10 @@ static void hang_up(struct tree *t, int32_t i, int32_t node)
 
 /* ------------------------------------------------------------------ bytes */
 
-struct copy {
-    const struct tree *t;
-    int32_t chunk;
-    int64_t at; /* in the chunk */
-    bool out;   /* from KV memory */
-};
-
-static enum fst_status copy_run(void *ud, uint8_t *run, size_t bytes)
+static struct mover_chunks chunks_of(const struct tree *t, int32_t i)
 {
-    struct copy *c = ud;
-    const struct device *d = c->t->kv->spec.device;
-    int64_t size = c->t->opts.chunk_bytes;
-    while (bytes > 0) {
-        if (c->at == size) {
-            c->chunk = c->t->chunk_next[c->chunk];
-            c->at = 0;
-        }
-        FST_ASSERT(c->chunk > 0);
-        size_t here = FST_MIN(bytes, (size_t)(size - c->at));
-        uint8_t *kept = c->t->arena + (int64_t)(c->chunk - 1) * size + c->at;
-        FST_TRY(device_copy(d, c->out ? kept : run, c->out ? run : kept, here));
-        c->at += (int64_t)here;
-        run += here;
-        bytes -= here;
-    }
-    return FST_OK;
-}
-
-static enum fst_status copy_bytes(const struct tree *t, int32_t i, int slot, bool out)
-{
-    const struct tree_snapshot *s = &t->snapshot[i];
-    struct copy c = {t, s->chunk, 0, out};
-    return kv_snapshot_runs(t->kv, slot, s->n, copy_run, &c);
+    return (struct mover_chunks){t->arena, t->chunk_next, t->opts.chunk_bytes,
+                                 t->snapshot[i].chunk};
 }
 
 /* ------------------------------------------------------------------ take, restore, drop */
@@ -213,25 +184,28 @@ static enum fst_status make_room(struct tree *t, int64_t bytes, int64_t n_chunks
     return FST_OK;
 }
 
-static enum fst_status add_snapshot(struct tree *t, int slot, const struct tree_salt *salt,
-                                    const int32_t *ids, int64_t n, int64_t bytes)
+/* One with its chunks, hanging nowhere: there is room. */
+static int32_t new_snapshot(struct tree *t, int64_t n, int64_t bytes)
 {
     int32_t i = t->free_snapshot, chunks = (int32_t)div_up(bytes, t->opts.chunk_bytes);
     struct tree_snapshot *s = &t->snapshot[i];
-    int64_t full = n - n % KERN_PAGE;
-    enum fst_status rc;
     FST_ASSERT(i > 0); /* every snapshot has a chunk, so one is left where chunks are */
     t->free_snapshot = s->next;
     *s = (struct tree_snapshot){
-        .n = n, .chunk = take_chunks(t, chunks), .n_chunks = chunks, .bytes = bytes, .salt = *salt};
-    if ((rc = copy_bytes(t, i, slot, true)) < 0) {
-        put_back(t, i);
-        return rc;
-    }
+        .n = n, .chunk = take_chunks(t, chunks), .n_chunks = chunks, .bytes = bytes};
+    return i;
+}
+
+/* Behind the last page of the path. */
+static void add_snapshot(struct tree *t, int32_t i, const struct tree_salt *salt,
+                         const int32_t *ids)
+{
+    int64_t n = t->snapshot[i].n, full = n - n % KERN_PAGE;
+    t->snapshot[i].salt = *salt;
     memcpy(t->tails + (int64_t)i * TREE_TAIL_MAX, ids + full, (size_t)(n - full) * sizeof *ids);
     hang_up(t, i, deepest(t, n));
     tree_touch(t, deepest(t, n));
-    return FST_OK;
+    tree_tell_snapshot(t, i, TREE_KEPT);
 }
 
 enum fst_status tree_take(struct tree *t, int slot, const struct tree_salt *salt,
@@ -246,10 +220,18 @@ enum fst_status tree_take(struct tree *t, int slot, const struct tree_salt *salt
     if (!old)
         FST_TRY(make_room(t, bytes, div_up(bytes, t->opts.chunk_bytes)));
     tree_insert(t, slot, salt, ids, n, hold);
-    if (!old)
-        return add_snapshot(t, slot, salt, ids, n, bytes);
-    touch(t, old);
-    return FST_OK;
+    if (old) {
+        touch(t, old);
+        return FST_OK;
+    }
+    int32_t i = new_snapshot(t, n, bytes);
+    struct mover_chunks to = chunks_of(t, i);
+    enum fst_status rc = mover_take(&t->mover, slot, n, &to);
+    if (rc < 0)
+        put_back(t, i);
+    else
+        add_snapshot(t, i, salt, ids);
+    return rc;
 }
 
 /* Pages of the node and before it into t->path; how many of them are idle. */
@@ -263,36 +245,118 @@ static int64_t path_to(struct tree *t, int32_t node)
     return idle;
 }
 
-enum fst_status tree_restore(struct tree *t, int slot, const struct tree_hit *hit,
-                             int64_t n_positions, struct tree_hold *hold)
+/* An open slot without pages holds those of the node and before it, and others up to n_positions. */
+static enum fst_status share(struct tree *t, int slot, int32_t node, int64_t n_positions,
+                             struct tree_hold *hold)
 {
-    const struct tree_snapshot *s = &t->snapshot[hit->snapshot];
     struct kv *kv = t->kv;
-    enum fst_status rc;
-    FST_ASSERT(hit->n_removed == t->n_removed);
-    FST_ASSERT(s->n == hit->n_restore);
-    FST_ASSERT(s->n > 0);
-    FST_ASSERT(n_positions >= s->n);
+    int64_t shared = t->node[node].depth, idle = path_to(t, node);
     FST_ASSERT(!hold->node && !hold->snapshot);
-    int64_t shared = s->n / KERN_PAGE, idle = path_to(t, s->node);
+    FST_ASSERT(n_positions >= shared * KERN_PAGE);
     /* Idle pages of the path are taken too, and no longer there for the rest. */
     FST_TRY(kv_room(kv, idle + div_up(n_positions, KERN_PAGE) - shared));
-    *hold = (struct tree_hold){s->node, hit->snapshot};
-    tree_lock_nodes(t, hold->node);
-    tree_lock_snapshot(t, hold->snapshot);
+    hold->node = node;
+    tree_lock_nodes(t, node);
     kv_share(kv, slot, t->path, shared);
-    if ((rc = kv_reserve(kv, slot, n_positions)) < 0)
-        goto out;
-    if ((rc = copy_bytes(t, hold->snapshot, slot, false)) < 0)
-        goto out;
-    kv_commit(kv, slot, s->n);
-    kv->slots[slot].n_restored = s->n;
-out:
+    enum fst_status rc = kv_reserve(kv, slot, n_positions);
     if (rc < 0) {
         kv_slot_reset(kv, slot);
         tree_unlock(t, hold);
     }
     return rc;
+}
+
+static void tell_path(struct tree *t, int32_t node)
+{
+    for (int32_t i = 0; i < t->node[node].depth; i++)
+        tree_tell_page(t, t->path[i], TREE_USED);
+}
+
+enum fst_status tree_restore(struct tree *t, int slot, const struct tree_hit *hit,
+                             int64_t n_positions, struct tree_hold *hold)
+{
+    const struct tree_snapshot *s = &t->snapshot[hit->snapshot];
+    enum fst_status rc;
+    FST_ASSERT(hit->n_removed == t->n_removed);
+    FST_ASSERT(s->n == hit->n_restore);
+    FST_ASSERT(s->n > 0);
+    FST_ASSERT(n_positions >= s->n);
+    /* What share evicts must not be the snapshot, which goes with its node, locked by then, or alone, which
+     * only bytes can ask for. */
+    FST_TRY(share(t, slot, s->node, n_positions, hold));
+    hold->snapshot = hit->snapshot;
+    tree_lock_snapshot(t, hold->snapshot);
+    struct mover_chunks from = chunks_of(t, hold->snapshot);
+    if ((rc = mover_put(&t->mover, slot, s->n, &from)) < 0) {
+        kv_slot_reset(t->kv, slot);
+        tree_unlock(t, hold);
+        return rc;
+    }
+    kv_commit(t->kv, slot, s->n);
+    t->kv->slots[slot].n_restored = s->n;
+    tell_path(t, s->node);
+    tree_tell_snapshot(t, hold->snapshot, TREE_USED);
+    return FST_OK;
+}
+
+/* ------------------------------------------------------------------ what comes from a tier */
+
+enum fst_status tree_share(struct tree *t, int slot, const struct tree_hit *hit, int64_t n_full,
+                           int64_t n_positions, struct tree_hold *hold)
+{
+    int32_t node = hit->node;
+    FST_ASSERT(hit->n_removed == t->n_removed);
+    FST_ASSERT(n_full <= hit->n_full);
+    FST_ASSERT(n_full % KERN_PAGE == 0);
+    while (t->node[node].depth * KERN_PAGE > n_full)
+        node = t->node[node].parent;
+    FST_TRY(share(t, slot, node, n_positions, hold));
+    kv_commit(t->kv, slot, n_full);
+    return FST_OK;
+}
+
+enum fst_status tree_expect(struct tree *t, int64_t n, int32_t *snapshot)
+{
+    int64_t bytes = kv_snapshot_bytes(t->kv, n);
+    FST_ASSERT(n > 0);
+    FST_TRY(mover_settle(&t->mover)); /* into chunks that are given away here */
+    FST_TRY(make_room(t, bytes, div_up(bytes, t->opts.chunk_bytes)));
+    *snapshot = new_snapshot(t, n, bytes);
+    t->snapshot[*snapshot].expected = true;
+    t->n_expected++;
+    return FST_OK;
+}
+
+void tree_forgo(struct tree *t, int32_t snapshot)
+{
+    FST_ASSERT(t->snapshot[snapshot].expected);
+    t->n_expected--;
+    put_back(t, snapshot);
+}
+
+void tree_adopt(struct tree *t, int32_t snapshot, int slot, const struct tree_salt *salt,
+                const int32_t *ids, struct tree_hold *hold)
+{
+    struct tree_snapshot *s = &t->snapshot[snapshot];
+    FST_ASSERT(s->expected);
+    if (exactly(t, salt, ids, s->n)) {
+        tree_insert(t, slot, salt, ids, s->n - s->n % KERN_PAGE, hold);
+        tree_forgo(t, snapshot);
+        return;
+    }
+    tree_insert(t, slot, salt, ids, s->n - s->n % KERN_PAGE, hold);
+    s->expected = false;
+    t->n_expected--;
+    add_snapshot(t, snapshot, salt, ids);
+}
+
+enum fst_status tree_snapshot_runs(const struct tree *t, int32_t snapshot, kv_run_fn *f, void *ud)
+{
+    const struct tree_snapshot *s = &t->snapshot[snapshot];
+    int64_t left = s->bytes, size = t->opts.chunk_bytes;
+    for (int32_t i = s->chunk; left > 0; i = t->chunk_next[i], left -= size)
+        FST_TRY(f(ud, t->arena + (int64_t)(i - 1) * size, (size_t)FST_MIN(left, size)));
+    return FST_OK;
 }
 
 bool tree_drop(struct tree *t, const struct tree_salt *salt, const int32_t *ids, int64_t n)

@@ -2,7 +2,6 @@
 #ifndef FST_KV_TREE_INT_H
 #define FST_KV_TREE_INT_H
 
-#include "kv/snapshot.h"
 #include "kv/tree.h"
 
 enum { TREE_TAIL_MAX = KERN_PAGE - 1 };
@@ -22,6 +21,18 @@ static inline void tree_list_put(struct tree_link *l, int32_t i, int32_t older)
     l[i] = (struct tree_link){l[older].newer, older};
     l[l[i].newer].older = i;
     l[older].newer = i;
+}
+
+static inline void tree_tell_page(const struct tree *t, int32_t node, enum tree_event what)
+{
+    if (t->watch.page)
+        t->watch.page(t->watch.ud, node, what);
+}
+
+static inline void tree_tell_snapshot(const struct tree *t, int32_t i, enum tree_event what)
+{
+    if (t->watch.snapshot)
+        t->watch.snapshot(t->watch.ud, i, what);
 }
 
 static inline const int32_t *tree_ids(const struct tree *t, int32_t node)

@@ -152,7 +152,7 @@ static bool prepare(struct gen *g)
         !nested_refused(body, "thinking", "budget_tokens", &g->err) ||
         !nested_refused(body, "reasoning", "max_tokens", &g->err) ||
         !check_response_format(body, &g->err) || !gen_params_read(g->params, &r, g->s, true) ||
-        !read_logprobs(g, &r) || !gen_read_stream(g, &r) ||
+        !read_logprobs(g, &r) || !gen_read_stream(g, &r) || !gen_read_cache(g, &r) ||
         !field_bool(&r, "stream_reasoning", &whole) || !render(g, body) || !read_max_tokens(g, &r))
         return false;
     g->whole_reasoning = !whole;

@@ -74,7 +74,8 @@ static bool prepare(struct gen *g)
     int64_t max = 16, top = -1;
     if (!gen_set_model(g, body) || !fields_check(body, ON_COMPLETIONS, "", &g->err) ||
         !gen_params_read(p, &r, g->s, true) || !field_bool(&r, "echo", &g->echo) ||
-        !gen_read_stream(g, &r) || !field_bool(&r, "return_token_ids", &g->return_ids) ||
+        !gen_read_stream(g, &r) || !gen_read_cache(g, &r) ||
+        !field_bool(&r, "return_token_ids", &g->return_ids) ||
         !field_int(&r, "logprobs", 0, FST_TOP_LOGPROBS_MAX, &top) ||
         !field_int(&r, "max_tokens", INT64_MIN, INT64_MAX, &max))
         return false;

@@ -137,6 +137,29 @@ static void put_call_memory(const struct server *s, struct buf *b)
                (unsigned long long)m.changed, (unsigned long long)m.missed);
 }
 
+static void put_tiers(const struct fst_engine_stats *st, struct buf *b)
+{
+    buf_printf(b,
+               "\"loads\":%llu,\"loads_incomplete\":%llu,\"loaded_tokens\":%llu,"
+               "\"tier_queue\":%lld,\"tiers\":[",
+               (unsigned long long)st->loads, (unsigned long long)st->loads_incomplete,
+               (unsigned long long)st->loaded_tokens, (long long)st->tier_queue);
+    for (int i = 0; i < st->n_tiers; i++) {
+        const struct fst_tier_stats *t = &st->tier[i];
+        buf_printf(b,
+                   "%s{\"name\":\"%s\",\"objects\":%llu,\"bytes\":%llu,\"written\":%llu,"
+                   "\"written_bytes\":%llu,\"read\":%llu,\"read_bytes\":%llu,\"missed\":%llu,"
+                   "\"evicted\":%llu,\"refused\":%llu,\"bad\":%llu}",
+                   i ? "," : "", t->name, (unsigned long long)t->objects,
+                   (unsigned long long)t->bytes, (unsigned long long)t->n_put,
+                   (unsigned long long)t->put_bytes, (unsigned long long)t->n_got,
+                   (unsigned long long)t->got_bytes, (unsigned long long)t->n_missed,
+                   (unsigned long long)t->n_evicted, (unsigned long long)t->n_refused,
+                   (unsigned long long)t->n_bad);
+    }
+    buf_putc(b, ']');
+}
+
 void api_server_info(struct server *s, struct exch *x)
 {
     struct buf b = {0};
@@ -167,12 +190,13 @@ void api_server_info(struct server *s, struct exch *x)
                "\"speculative_num_draft_tokens\":%d,\"tp_size\":1,\"dp_size\":1,\"page_size\":256,"
                "\"threads\":%d,\"chunked_prefill_size\":%d,\"max_running_requests\":%d,"
                "\"max_queued_requests\":%d,\"disable_radix_cache\":%s,\"prefix_cache_bytes\":%llu,"
+               "\"kv_host_bytes\":%llu,"
                "\"context_length\":%lld,"
                "\"max_total_num_tokens\":%lld,\"max_req_input_len\":%lld,\"load_s\":%.3f,",
                in->gamma, in->threads, in->chunked_prefill_size, in->max_running_requests,
                in->max_queued_requests, in->prefix_cache_bytes ? "false" : "true",
-               (unsigned long long)in->prefix_cache_bytes, (long long)in->context_length,
-               (long long)in->max_total_tokens,
+               (unsigned long long)in->prefix_cache_bytes, (unsigned long long)in->kv_host_bytes,
+               (long long)in->context_length, (long long)in->max_total_tokens,
                (long long)(in->context_length > 0 ? in->context_length - 1 : 0), in->load_s);
     buf_printf(&b,
                "\"http\":{\"connections\":%d,\"exchanges\":%d,\"accepted\":%llu,\"refused\":%llu,"
@@ -202,7 +226,7 @@ void api_server_info(struct server *s, struct exch *x)
                "\"num_waiting\":%d,\"slots_used\":%d,\"slots_total\":%d,\"kv_tokens_used\":%lld,"
                "\"kv_tokens_total\":%lld,\"steps\":%llu,\"prompt_tokens\":%llu,"
                "\"cached_tokens\":%llu,\"generation_tokens\":%llu,\"requests\":%llu,"
-               "\"finished\":%llu,\"aborted\":%llu,\"failed\":%llu,\"last_step_age\":%.3f}]}",
+               "\"finished\":%llu,\"aborted\":%llu,\"failed\":%llu,\"last_step_age\":%.3f,",
                in->max_running_requests, (double)in->weight_bytes * gib,
                (double)(in->kv_bytes + in->state_bytes) * gib, (long long)in->max_total_tokens,
                st.running, st.waiting, st.slots_used, st.slots_total, (long long)st.kv_tokens_used,
@@ -212,6 +236,8 @@ void api_server_info(struct server *s, struct exch *x)
                (unsigned long long)st.finished, (unsigned long long)st.aborted,
                (unsigned long long)st.failed,
                st.last_step_ns ? clock_seconds(st.now_ns - st.last_step_ns) : 0.0);
+    put_tiers(&st, &b);
+    buf_puts(&b, "}]}");
     api_send(x, 200, &b);
     buf_release(&b);
 }

@@ -139,7 +139,7 @@ static bool prepare(struct gen *g)
     gen_params_default(&base);
     base.max_new = 128;
     if (!fields_check(body, ON_GENERATE, "", &g->err) || !read_rid(g, body) ||
-        !field_bool(&r, "stream", &g->stream) ||
+        !field_bool(&r, "stream", &g->stream) || !gen_read_cache(g, &r) ||
         !field_bool(&r, "return_text_in_logprobs", &g->text_in_logprobs) ||
         !read_prompts(g, body) || !read_logprobs(g, body, &base))
         return false;
@@ -293,6 +293,8 @@ static void put_result(const struct gen_choice *c, struct buf *b, size_t from_te
                    c->view.spec.accept_length, (unsigned long long)c->view.spec.verify_steps);
     if (gen_params_of(c)->logprobs)
         put_logprobs(c, b, from_id, n);
+    if (c->done)
+        gen_put_firesteel(c, b);
     buf_puts(b, "}");
     if (g->stream && g->list)
         buf_printf(b, ",\"index\":%d", c->index);

@@ -292,6 +292,16 @@ static void wake(void *ud)
     loop_wake(ud);
 }
 
+/* Ids before the first user turn: the system text and the tools, which conversations share. */
+static size_t preamble(const struct gen *g, const struct tokenizer_ids *ids)
+{
+    int32_t user = tokenizer_specials(g->s->tok)->user;
+    for (size_t i = 0; g->kind == CHAT_STREAM_CHAT && i < ids->n; i++)
+        if (ids->id[i] == user)
+            return i;
+    return 0;
+}
+
 static bool start_choice(struct gen *g, struct gen_choice *c)
 {
     const struct gen_params *p = gen_params_of(c);
@@ -313,13 +323,15 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     struct fst_request_opts ro;
     struct hash128 key = hash128(g->key, strlen(g->key), s->salt);
     fst_request_opts_default(&ro);
-    /* Users of other keys, and in chat of other salts, find nothing of each other's prompts. */
+    /* Users of other keys or salts find nothing of each other's prompts. */
     ro.cache_salt[0] = key.lo;
     ro.cache_salt[1] = key.hi;
-    ro.cache_salt[2] = g->tenant.lo;
-    ro.cache_salt[3] = g->tenant.hi;
+    ro.cache_salt[2] = g->salt.lo;
+    ro.cache_salt[3] = g->salt.hi;
+    ro.report_prefix = g->report_cache;
     ro.ids = ids->id;
     ro.n_ids = ids->n;
+    ro.n_preamble = preamble(g, ids);
     ro.max_new_tokens = p->max_new;
     ro.min_new_tokens = p->min_new;
     ro.sampling = p->sampling;
@@ -810,6 +822,38 @@ void gen_put_timings(const struct gen *g, struct buf *b)
                (unsigned long long)accepted);
 }
 
+static const char *reason_text(enum fst_prefix_reason r)
+{
+    static const char *const text[] = {"unknown", "off",  "scored",  "new",
+                                       "differs", "ends", "dropped", "whole"};
+    return text[r];
+}
+
+void gen_put_firesteel(const struct gen_choice *c, struct buf *b)
+{
+    const struct gen *g = c->g;
+    const struct fst_prefix_report *p = &c->view.prefix;
+    const struct tokenizer_ids *ids = &g->prompts[c->prompt];
+    struct buf text = {0};
+
+    if (!g->report_cache)
+        return;
+    buf_printf(b, ",\"firesteel\":{\"cache\":{\"cached\":%zu,\"boundary\":%zu,\"same\":%zu,",
+               c->view.n_cached, p->boundary, p->same);
+    if (p->reason == FST_PREFIX_DIFFERS && p->same < ids->n) {
+        int32_t id = ids->id[p->same];
+        if (tokenizer_decode(g->s->tok, &id, 1, false, &text) < 0)
+            b->failed = true;
+        buf_printf(b, "\"first_differing_token\":{\"index\":%zu,\"id\":%d,\"text\":", p->same, id);
+        json_put_string_safe(b, buf_str(&text), text.len);
+        buf_puts(b, "},");
+        buf_release(&text);
+    } else {
+        buf_puts(b, "\"first_differing_token\":null,");
+    }
+    buf_printf(b, "\"reason\":\"%s\"}}", reason_text(p->reason));
+}
+
 void gen_put_head(const struct gen *g, struct buf *b, const char *object)
 {
     buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", g->id, object,
@@ -826,6 +870,8 @@ void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last)
         buf_puts(b, ",\"timings\":");
         gen_put_timings(g, b);
     }
+    if (last)
+        gen_put_firesteel(c, b);
     if (g->continuous_usage) {
         buf_puts(b, ",\"usage\":");
         gen_put_choice_usage(c, b);
@@ -854,6 +900,7 @@ void gen_answer(struct gen *g, struct buf *b)
         buf_puts(b, ",\"timings\":");
         gen_put_timings(g, b);
     }
+    gen_put_firesteel(&g->choices[0], b);
     buf_putc(b, '}');
     if (b->failed)
         gen_oom(g);

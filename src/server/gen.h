@@ -117,12 +117,13 @@ struct gen {
     struct gen_params *params; /* owned; one, or one per prompt */
     size_t n_params;
     bool has_chat;
-    struct hash128 tenant;
+    struct hash128 tenant; /* of the call memory */
+    struct hash128 salt;   /* of cached prompts; zero: none was given */
     struct chat_request chat;
     struct chat_prompt prompt;
     enum chat_stream_kind kind;
 
-    bool stream, include_usage, continuous_usage, progress, timings;
+    bool stream, include_usage, continuous_usage, progress, timings, report_cache;
     bool echo, list, return_ids, text_in_logprobs, whole_reasoning;
     struct buf *echo_text; /* owned; (n_prompts) with echo */
 
@@ -171,6 +172,10 @@ void gen_end_stream(struct gen *g, const char *object);
 void gen_put_usage(const struct gen *g, struct buf *b);
 void gen_put_choice_usage(const struct gen_choice *c, struct buf *b);
 void gen_put_timings(const struct gen *g, struct buf *b);
+/* cache_salt, and what of `firesteel` is asked for; all dialects. */
+bool gen_read_cache(struct gen *g, const struct field_reader *r);
+/* ,"firesteel":{..} with what was asked for; nothing otherwise. */
+void gen_put_firesteel(const struct gen_choice *c, struct buf *b);
 void gen_put_matched(const struct gen_choice *c, struct buf *b);
 void gen_put_token_text(const struct server *s, struct buf *b, int32_t id); /* quoted, lossy */
 double gen_put_logprob(struct buf *b, float x);                             /* -inf: -9999.0 */

@@ -123,6 +123,47 @@ static void make_label(struct page *p, const char *model)
     snprintf(p->label + n, sizeof p->label - n, "\"");
 }
 
+/* What is kept below the prefixes: a line of each for each tier. */
+static void put_tiers(struct page *p, const struct fst_engine_stats *st)
+{
+#define FIELD(field) offsetof(struct fst_tier_stats, field)
+    static const struct {
+        const char *name, *kind, *help;
+        size_t at; /* a uint64_t of struct fst_tier_stats */
+    } rows[] = {
+        {"tier_objects", "gauge", "Pages and snapshots in a tier.", FIELD(objects)},
+        {"tier_bytes", "gauge", "Bytes of what is in a tier.", FIELD(bytes)},
+        {"tier_written_total", "counter", "Objects written to a tier.", FIELD(n_put)},
+        {"tier_written_bytes_total", "counter", "Bytes written to a tier.", FIELD(put_bytes)},
+        {"tier_read_total", "counter", "Objects read from a tier.", FIELD(n_got)},
+        {"tier_read_bytes_total", "counter", "Bytes read from a tier.", FIELD(got_bytes)},
+        {"tier_missed_total", "counter", "Objects asked for and not there.", FIELD(n_missed)},
+        {"tier_evicted_total", "counter", "Objects that made room for others.", FIELD(n_evicted)},
+        {"tier_refused_total", "counter", "Objects without room.", FIELD(n_refused)},
+        {"tier_bad_total", "counter", "Objects that did not check out.", FIELD(n_bad)},
+    };
+#undef FIELD
+    if (st->n_tiers == 0)
+        return;
+    gauge(p, "num_loading_reqs", "Requests that wait for a tier.", st->loading);
+    gauge(p, "tier_queue", "Objects that wait to be written to tiers.", (double)st->tier_queue);
+    counter(p, "tier_loads_total", "Loads from tiers.", (double)st->loads);
+    counter(p, "tier_loads_incomplete_total", "Loads that did not find all they were for.",
+            (double)st->loads_incomplete);
+    counter(p, "tier_loaded_tokens_total", "Prompt tokens that came from tiers.",
+            (double)st->loaded_tokens);
+    for (size_t r = 0; r < FST_COUNT(rows); r++) {
+        head(p, rows[r].name, rows[r].kind, rows[r].help);
+        for (int i = 0; i < st->n_tiers; i++) {
+            char label[32];
+            uint64_t x;
+            memcpy(&x, (const char *)&st->tier[i] + rows[r].at, sizeof x);
+            snprintf(label, sizeof label, "tier=\"%s\"", st->tier[i].name);
+            value(p, rows[r].name, label, (double)x);
+        }
+    }
+}
+
 void metrics_write(const struct server *s, struct buf *out)
 {
     struct page p = {.b = out, .prefix = s->o.metrics_prefix};
@@ -155,6 +196,8 @@ void metrics_write(const struct server *s, struct buf *out)
     gauge(&p, "startup_time_seconds", "From start to ready.",
           s->ready_ns ? clock_seconds(s->ready_ns - s->start_ns) : 0);
     gauge(&p, "process_resident_memory_bytes", "Resident memory of the process.", resident_bytes());
+
+    put_tiers(&p, &st);
 
     counter(&p, "prompt_tokens_total", "Prompt tokens of finished requests.",
             (double)m->prompt_tokens);

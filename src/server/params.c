@@ -112,6 +112,30 @@ bool gen_params_read(struct gen_params *p, const struct field_reader *r, const s
            read_stop_ids(p, r, s->info.vocab_size);
 }
 
+bool gen_read_cache(struct gen *g, const struct field_reader *r)
+{
+    json_val *o = json_get(r->object, "firesteel");
+    const char *salt = NULL, *name;
+    size_t n = 0, name_len;
+    if (!field_str(r, "cache_salt", &salt, &n))
+        return false;
+    if (salt && n)
+        g->salt = hash128(salt, n, g->s->salt);
+    if (json_is_null(o))
+        return true;
+    if (json_type_of(o) != JSON_OBJECT)
+        return field_type_error(r, "firesteel", "an object");
+    for (size_t i = 0; i < json_count(o); i++) {
+        json_member(o, i, &name, &name_len);
+        if (name_len != 5 || memcmp(name, "cache", 5) != 0)
+            return api_fail(r->e, 400, "unknown_field", "firesteel",
+                            "firesteel has no member %.*s; there is: cache",
+                            (int)FST_MIN(name_len, (size_t)40), name);
+    }
+    struct field_reader ro = {o, "firesteel.", r->e};
+    return field_bool(&ro, "cache", &g->report_cache);
+}
+
 bool gen_read_stream(struct gen *g, const struct field_reader *r)
 {
     json_val *o = json_get(r->object, "stream_options");

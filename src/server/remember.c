@@ -13,9 +13,8 @@ bool remember_tenant(const struct server *s, const char *key, json_val *body, st
     struct field_reader r = {body, "", e};
     if (!field_str(&r, "cache_salt", &salt, NULL))
         return false;
-    salt = salt ? salt : "";
-    *out = s->memory ? chat_memory_tenant(s->memory, key, salt)
-                     : hash128(salt, strlen(salt), s->salt); /* of cached prompts alone */
+    if (s->memory)
+        *out = chat_memory_tenant(s->memory, key, salt ? salt : "");
     return true;
 }
 

@@ -19,6 +19,7 @@ struct bench_row {
     int64_t context;
     double time_us, p95_us; /* p95 0: not taken */
     double distinct;        /* experts read per layer; 0: not counted */
+    double read_bytes_s;    /* ceiling of this row alone; 0: the machine's */
     struct model_cost c;
 };
 
@@ -48,7 +49,8 @@ enum fst_status bench_measure_card(struct bench *b, const struct device *d);
 /* The bundled or named model through the engine; a preset's random weights without it. */
 enum fst_status bench_engine(struct bench *b, const struct options *o);
 enum fst_status bench_synthetic(struct bench *b, const struct options *o);
-/* The prefix tree with a preset's KV memory. */
+/* The prefix tree with a preset's KV memory; the disk tier in the folder --disk-dir. */
 enum fst_status bench_kv(struct bench *b, const struct options *o);
+enum fst_status bench_disk(struct bench *b, const struct options *o);
 
 #endif

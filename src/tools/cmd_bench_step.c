@@ -1,5 +1,5 @@
 /* cmd_bench_step.c - `bench step`: what a step costs, block by block, against what this machine could; `bench kv`
- * (bench_kv.c): what keeping prefixes costs.
+ * (bench_kv.c, bench_disk.c): what keeping prefixes costs.
  *
  * Bytes and operations of each block follow from the configuration (model/cost.h); the floor of a row
  * is the larger of bytes over the ceiling of reads and operations over that of products.  Names
@@ -63,6 +63,22 @@ static const struct option_def defs[] = {
      .min = 1,
      .max = 1e6,
      .help = "with --synthetic: also a step of the first N rows of one request"},
+    {.name = "disk-dir",
+     .type = OPTION_TEXT,
+     .arg = "DIR",
+     .help = "of kv: also the disk tier, in a folder of its own below DIR that is removed again"},
+    {.name = "disk-bytes",
+     .type = OPTION_SIZE,
+     .initial = "256MiB",
+     .min = 1,
+     .max = 68719476736.0,
+     .help = "with --disk-dir: of all objects; as much memory is used"},
+    {.name = "disk-object",
+     .type = OPTION_SIZE,
+     .initial = "998208",
+     .min = 1,
+     .max = 1073741824.0,
+     .help = "with --disk-dir: of one object; a page of v4-flash when not given"},
     {.name = "out",
      .type = OPTION_TEXT,
      .arg = "FILE",
@@ -96,9 +112,14 @@ double bench_floor_us(const struct bench *b, struct model_cost c)
 
 /* ------------------------------------------------------------------ output */
 
+static double row_floor_us(const struct bench *b, const struct bench_row *r)
+{
+    return r->read_bytes_s > 0 ? 1e6 * r->c.bytes / r->read_bytes_s : bench_floor_us(b, r->c);
+}
+
 static void put_row(const struct bench *b, struct buf *o, const struct bench_row *r)
 {
-    double f = bench_floor_us(b, r->c);
+    double f = row_floor_us(b, r);
     buf_printf(o,
                "{\"name\":\"%s\",\"kind\":\"%s\",\"preset\":\"%s\",\"layers\":%d,\"rows\":%d,"
                "\"context\":%lld,\"layout\":\"%s\",\"kernels\":\"%s\",\"threads\":%d,"
@@ -179,7 +200,7 @@ static void print_table(const struct bench *b)
            "calls", "time_us", "p95_us", "MB", "floor_us", "of floor");
     for (size_t i = 0; i < b->n; i++) {
         const struct bench_row *r = &b->out[i];
-        double f = bench_floor_us(b, r->c);
+        double f = row_floor_us(b, r);
         printf("%-20s %-8s %-7s %6d %6d %12.1f %12.1f %12.3f %12.1f %8.1f%%\n", r->name, r->kind,
                r->site ? r->site : "", r->rows, r->calls, r->time_us, r->p95_us, r->c.bytes * 1e-6,
                f, r->time_us > 0 ? 100 * f / r->time_us : 0.0);
@@ -221,6 +242,8 @@ int cmd_bench(int argc, char **argv)
     struct buf file = {0};
     tool_catch_interrupt();
     enum fst_status rc = kv ? bench_kv(&b, o) : bench_step(&b, o);
+    if (rc == FST_OK && kv && options_text(o, "disk-dir"))
+        rc = bench_disk(&b, o);
     if (rc == FST_OK) {
         put_file(&b, &file, argc, argv);
         if (options_text(o, "out"))

@@ -47,6 +47,44 @@ static const struct option_def engine_defs[] = {
      .max = 1 << 24,
      .arg = "N",
      .help = "host memory that prompts go on from; default room for 128 snapshots, 4096 at most"},
+    {.name = "enable-hierarchical-cache",
+     .type = OPTION_FLAG,
+     .help =
+         "keep in host memory what the prefixes let go: twice the KV pages, a quarter of what is "
+         "free at most, if no size is given"},
+    {.name = "kv-host-mb",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 1 << 24,
+     .arg = "N",
+     .help = "the same with so many MiB"},
+    {.name = "hicache-size",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 1 << 14,
+     .arg = "N",
+     .help = "the same with so many GB"},
+    {.name = "hicache-mem-layout",
+     .type = OPTION_WORD,
+     .initial = "page_first_direct",
+     .words = "page_first_direct layer_first",
+     .help = "where the bytes of a page lie there"},
+    {.name = "kv-disk-dir",
+     .type = OPTION_TEXT,
+     .arg = "DIR",
+     .help = "keep it in this folder too, for the next start"},
+    {.name = "kv-disk-mb",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 1 << 30,
+     .arg = "N",
+     .help = "how much of the disk at most (4096)"},
+    {.name = "hicache-write-policy",
+     .alias = "kv-write-policy",
+     .type = OPTION_WORD,
+     .initial = "write_through",
+     .words = "write_through write_through_selective write_back",
+     .help = "copy at once, what is used again, or what is about to go"},
     {.name = "kernels",
      .type = OPTION_TEXT,
      .initial = "auto",
@@ -249,10 +287,23 @@ enum fst_status tool_seed(uint64_t *out, const char *flag, const char *text)
     return FST_OK;
 }
 
+/* Of the host tier; -1: by the engine, 0: none. */
+static int64_t host_bytes(const struct options *o)
+{
+    if (options_is_given(o, "kv-host-mb"))
+        return options_int(o, "kv-host-mb", 0) << 20;
+    if (options_is_given(o, "hicache-size"))
+        return options_int(o, "hicache-size", 0) * 1000000000;
+    return options_flag(o, "enable-hierarchical-cache") ? -1 : 0;
+}
+
 enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e)
 {
     static const char *const devices[] = {"cpu", "cuda", "hip"};
     static const char *const layouts[] = {"unified-fp8", "unified-bf16", "paged"};
+    static const char *const host_layouts[] = {"page_first_direct", "layer_first"};
+    static const char *const policies[] = {"write_through", "write_through_selective",
+                                           "write_back"};
     static const char *const keys[] = {"fp4", "fp8"};
     static const char *const precisions[] = {"native", "reference"};
     static const char *const algorithms[] = {"none", "dspark", "mtp"};
@@ -265,6 +316,11 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->disable_cuda_graph = options_flag(o, "disable-cuda-graph");
     e->disable_prefix_cache = options_flag(o, "disable-radix-cache");
     e->prefix_cache_bytes = options_int(o, "prefix-cache-mb", 0) << 20;
+    e->kv_host_bytes = host_bytes(o);
+    e->kv_host_layout = host_layouts[options_word(o, "hicache-mem-layout")];
+    e->kv_write_policy = policies[options_word(o, "hicache-write-policy")];
+    e->kv_disk_dir = options_text(o, "kv-disk-dir");
+    e->kv_disk_bytes = options_int(o, "kv-disk-mb", 0) << 20;
     e->kernels = options_text(o, "kernels");
     e->kv_layout = layouts[options_word(o, "kv-layout")];
     e->index_keys = keys[options_word(o, "index-keys")];

@@ -45,7 +45,7 @@ class Folder(unittest.TestCase):
 class Usage(Folder):
     def test_help(self):
         text = run("help").stdout.decode()
-        for c in ("serve chat generate score tokenize detokenize render inspect plan doctor bench version "
+        for c in ("serve chat generate score tokenize detokenize render inspect plan doctor bench kv version "
                   "help").split():
             self.assertIn("\n  " + c + " ", text)
             if c != "help":
@@ -82,7 +82,7 @@ class Usage(Folder):
             self.assertEqual(err.count("\n"), 1, err)
 
     def test_json_is_offered_where_it_is_printed(self):
-        for c in "generate score tokenize detokenize render inspect plan doctor bench version".split():
+        for c in "generate score tokenize detokenize render inspect plan doctor bench kv version".split():
             self.assertIn("\n  --json ", run(c, "--help").stdout.decode())
         for c in ("serve", "chat"):
             self.assertNotIn("--json", run(c, "--help").stdout.decode())
@@ -135,7 +135,7 @@ class Usage(Folder):
         self.assertIn("auto is static today", " ".join(run("serve", "--help").stdout.decode().split()))
 
     def test_help_is_made_of_sentences(self):
-        for c in "serve chat generate score tokenize render inspect plan doctor bench".split():
+        for c in "serve chat generate score tokenize render inspect plan doctor bench kv".split():
             text = re.sub(r"\n {3,}", " ", run(c, "--help").stdout.decode())
             for line in re.findall(r"^  -.*$", text, re.M):
                 self.assertRegex(line, r"\.( \[.*\])?$")

@@ -74,6 +74,29 @@ class Real(unittest.TestCase):
             self.assertGreater(hits[1], hits[0])
             self.assertEqual(hits[2], 0)
 
+    def test_tiers(self):
+        """With room for one conversation two that take turns find themselves in host memory."""
+        flags = ["--max-total-tokens", "512", "--context-length", "512", "--prefix-cache-mb", "3"]
+        with Server(fake=False, flags=flags + ["--kv-host-mb", "64"]) as s:
+            talks, known = [[], []], [0, 0]
+            for turn in range(6):
+                k = turn % 2
+                text = "Talk %d. " % k + "Repeat: one two three four five six seven. " * (12 if turn < 2 else 1)
+                talks[k].append({"role": "user", "content": text})
+                r = s.chat(messages=talks[k], temperature=0, max_tokens=8, thinking={"type": "disabled"}).json()
+                self.assertGreaterEqual(r["usage"]["prompt_tokens_details"]["cached_tokens"], known[k])
+                known[k] = r["usage"]["prompt_tokens"] - 1
+                talks[k].append({"role": "assistant", "content": r["choices"][0]["message"]["content"]})
+            state = s.get("/get_server_info").json()
+            self.assertEqual(state["kv_host_bytes"], 64 << 20)
+            state = state["internal_states"][0]
+            self.assertGreater(state["loaded_tokens"], 0)
+            self.assertEqual([t["name"] for t in state["tiers"]], ["host"])
+            self.assertGreater(state["tiers"][0]["read_bytes"], 0)
+            metrics = s.get("/metrics").text
+            self.assertIn('tier="host"', metrics)
+            self.assertIn("sglang:tier_loaded_tokens_total{", metrics)
+
     def test_tenants(self):
         """Another key, and in chat another salt, finds nothing of what was asked before."""
         for more in ([], ["--disable-exact-dsml-tool-replay"]):

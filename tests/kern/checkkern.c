@@ -677,6 +677,7 @@ static void one_pass(struct ck *c)
     check_draw(c);
     check_kv(c);
     check_fill(c);
+    check_copy(c);
     check_self_test(c);
 }
 

@@ -112,5 +112,6 @@ void check_project(struct ck *c);
 void check_draw(struct ck *c);
 void check_kv(struct ck *c);
 void check_fill(struct ck *c);
+void check_copy(struct ck *c);
 
 #endif

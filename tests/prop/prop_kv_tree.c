@@ -4,23 +4,11 @@
  * The model knows no links, hashes or lists by use: a prefix is its salt and all its ids, use is a number,
  * and what is to be evicted is searched for.  Rows that a slot holds are computed from all ids up to their
  * position, so that a byte of another prefix is seen wherever it comes from. */
-#include "kernels/rows.h"
 #include "kv/snapshot.h"
 #include "kv/tree.h"
-#include "support/cm.h"
+#include "support/kv_contents.h"
 
-enum {
-    SLOTS = 5,
-    PAGES = 22,
-    CONTEXT = 256 * 6 + 40,
-    CHUNK = 512,
-    CHUNKS = 36,
-    LETTERS = 4,
-    SALTS = 3,
-    WINDOW = 8,
-    HEAD = 4,
-    INDEX = 2
-};
+enum { SLOTS = 5, PAGES = 22, CHUNK = 512, CHUNKS = 36, SALTS = 3 };
 
 static const struct tree_salt salts[SALTS] = {{{0, 0, 0, 0}}, {{1, 0, 0, 0}}, {{0, 0, 0, 1}}};
 
@@ -279,119 +267,12 @@ static void model_unlock(struct world *w, struct request *q)
 
 /* ------------------------------------------------------------------ contents */
 
-static uint64_t mix(uint64_t a, uint64_t b)
-{
-    struct test_rng r = {a ^ b * 0x9FB21C651E98DF25u};
-    return test_next(&r);
-}
-
-/* n words that follow from h, at p: written, or compared. */
-static void words(float *p, int n, uint64_t h, uint64_t what, bool write)
-{
-    for (int i = 0; i < n; i++) {
-        uint32_t x = (uint32_t)mix(h, what * 64 + (uint64_t)i), have;
-        if (write)
-            memcpy(p + i, &x, sizeof x);
-        memcpy(&have, p + i, sizeof have);
-        assert_int_equal(have, x);
-    }
-}
-
-static float *window_row(const struct kv_layer *l, int slot, int64_t pos)
-{
-    return (float *)(void *)l->nope + rows_window(l, slot, pos) * HEAD;
-}
-
-static float *entry_row(const struct kv_layer *l, const int32_t *pages, int64_t e)
-{
-    return (float *)(void *)l->nope + rows_entry(l, pages, e) * HEAD;
-}
-
-static float *key_row(const struct kv_layer *l, const int32_t *pages, int64_t e)
-{
-    return (float *)(void *)l->index_keys + ((int64_t)pages[e / 64] * 64 + e % 64) * INDEX;
-}
-
-/* What a step does at a position. */
-static void compute(struct world *w, int slot, int pos, uint64_t h)
-{
-    struct kv *kv = &w->kv;
-    const int32_t *pages = kv->pages + slot * kv->page_stride;
-    assert_int_equal(kv->kept[pages[pos / 256]], KV_NOT_KEPT); /* what is shared is not written */
-    for (int i = 0; i < kv->spec.n_layers; i++) {
-        const struct kv_layer *l = &kv->layer[i];
-        uint64_t what = (uint64_t)i * 8;
-        words(window_row(l, slot, pos), HEAD, h, what, true);
-        if (!l->ratio)
-            continue;
-        int width = (l->ratio == 4 ? 4 : 2) * HEAD, at = slot * l->state_ring + pos % l->state_ring;
-        words(l->state + at * width, width, h, what + 1, true);
-        if (l->ratio == 4)
-            words(l->index_state + at * 4 * INDEX, 4 * INDEX, h, what + 2, true);
-        if ((pos + 1) % l->ratio)
-            continue;
-        words(entry_row(l, pages, pos / l->ratio), HEAD, h, what + 3, true);
-        if (l->ratio == 4)
-            words(key_row(l, pages, pos / 4), INDEX, h, what + 4, true);
-    }
-}
-
-/* Inputs of a group that is over are read by half: the overlap's channels of kv and score. */
-static void compare_inputs(float *row, int width, uint64_t h, uint64_t what, bool half)
-{
-    float copy[2 * 4 * HEAD];
-    words(copy, 2 * width, h, what, true);
-    for (int i = 0; i < 2; i++)
-        assert_memory_equal(row + i * width, copy + i * width,
-                            (size_t)width * sizeof *row / (half ? 2 : 1));
-}
-
-/* All that a step at position n of this request could read. */
 static void compare_contents(struct world *w, int slot)
 {
-    const struct request *q = &w->request[slot];
-    const struct kv *kv = &w->kv;
-    const int32_t *pages = kv->pages + slot * kv->page_stride;
-    for (int i = 0; i < kv->spec.n_layers; i++) {
-        const struct kv_layer *l = &kv->layer[i];
-        uint64_t what = (uint64_t)i * 8;
-        for (int pos = FST_MAX(0, q->n - WINDOW); pos < q->n; pos++)
-            words(window_row(l, slot, pos), HEAD, q->h[pos], what, false);
-        if (!l->ratio)
-            continue;
-        int group = q->n / l->ratio * l->ratio;
-        for (int pos = FST_MAX(0, l->ratio == 4 ? group - 4 : group); pos < q->n; pos++) {
-            int width = (l->ratio == 4 ? 2 : 1) * HEAD;
-            int at = slot * l->state_ring + pos % l->state_ring;
-            compare_inputs(l->state + at * 2 * width, width, q->h[pos], what + 1, pos < group);
-            if (l->ratio == 4)
-                compare_inputs(l->index_state + at * 4 * INDEX, 2 * INDEX, q->h[pos], what + 2,
-                               pos < group);
-        }
-        for (int e = 0; e < q->n / l->ratio; e++) {
-            uint64_t h = q->h[(e + 1) * l->ratio - 1];
-            words(entry_row(l, pages, e), HEAD, h, what + 3, false);
-            if (l->ratio == 4)
-                words(key_row(l, pages, e), INDEX, h, what + 4, false);
-        }
-    }
+    compare_rows(&w->kv, slot, w->request[slot].n, w->request[slot].h);
 }
 
 /* ------------------------------------------------------------------ requests */
-
-/* Pages of a few letters, which differ in one token: nowhere, in the first, in the last, in between. */
-static int32_t token(int letter, int i)
-{
-    static const int at[LETTERS] = {-1, 0, 255, 127};
-    return i % 3 + (at[letter] == i ? 7 : 0);
-}
-
-static int some_length(struct test_rng *r)
-{
-    static const int residue[] = {0, 0, 1, 4, 127, 128, 255};
-    int tail = test_below(r, 3) ? residue[test_below(r, FST_COUNT(residue))] : test_below(r, 256);
-    return FST_MIN(256 * test_below(r, 6) + tail, CONTEXT - 30);
-}
 
 static void add_ids(struct test_rng *r, struct request *q, int n_ids)
 {
@@ -531,9 +412,9 @@ static void advance(struct world *w, int slot)
     int rejected = test_below(&w->r, (int)kv_snapshot_slack(&w->kv) + 1);
     rejected = FST_MIN(rejected, 256 * q->n_pages - to);
     for (; q->n < to; q->n++)
-        compute(w, slot, q->n, q->h[q->n]);
+        compute(&w->kv, slot, q->n, q->h[q->n]);
     for (int i = 0; i < rejected; i++)
-        compute(w, slot, to + i, test_next(&w->r));
+        compute(&w->kv, slot, to + i, test_next(&w->r));
     q->written = FST_MAX(q->written, to + rejected);
     kv_commit(&w->kv, slot, q->n);
 }
@@ -692,23 +573,19 @@ static void step(struct world *w)
 
 static void day(struct world *w, uint64_t seed, uint64_t hash_mask, int n_steps)
 {
-    struct kv_spec spec = {.n_layers = 3,
-                           .ratio = {4, 128, 0},
-                           .head_dim = HEAD,
-                           .rope_dim = 2,
-                           .index_dim = INDEX,
-                           .window = WINDOW,
-                           .block = 3,
-                           .format = ROW_F32,
-                           .index_format = INDEX_F32,
-                           .n_slots = SLOTS,
-                           .n_pages = PAGES,
-                           .context_length = CONTEXT};
+    struct kv_spec spec = contents_spec(SLOTS, PAGES);
     struct seen seen = w->seen;
     *w = (struct world){.r = {seed}, .n_chunks = CHUNKS / (1 + (int)(seed % 3)), .seen = seen};
     struct tree_opts o = {.budget_bytes = CHUNK * w->n_chunks + CHUNK - 1,
                           .chunk_bytes = CHUNK,
                           .hash_mask = hash_mask};
+    struct stream stream = {.precision = PRECISION_NATIVE};
+    struct kernels kernels;
+    kernels_init(&kernels, 0);
+    if (seed % 2) { /* else run by run */
+        o.kernels = &kernels;
+        o.stream = &stream;
+    }
     assert_int_equal(kv_init(&w->kv, &spec), FST_OK);
     assert_int_equal(tree_init(&w->t, &w->kv, &o), FST_OK);
     for (int i = 0; i < n_steps; i++) {

@@ -74,6 +74,11 @@ enum fst_status weights_open(struct weights **out, const char *dir, const struct
     return FST_OK;
 }
 
+uint64_t weights_digest(const struct weights *w)
+{
+    return (uint64_t)w->config.vocab_size;
+}
+
 enum fst_status weights_upload(struct weights *w, const struct device *d,
                                const struct weights_upload_opts *opts)
 {

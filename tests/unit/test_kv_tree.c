@@ -100,6 +100,14 @@ static int64_t full(struct fixture *f, const struct tree_salt *salt, const int32
     return hit.n_full;
 }
 
+static int64_t common(struct fixture *f, const struct tree_salt *salt, const int32_t *ids, int n,
+                      bool *differs)
+{
+    struct tree_hit hit;
+    tree_match(&f->t, salt, ids, n, &hit);
+    return tree_common(&f->t, salt, ids, n, &hit, differs);
+}
+
 static int restored(struct fixture *f, const struct tree_salt *salt, const int32_t *ids, int n,
                     int64_t at, struct tree_hold *hold)
 {
@@ -496,6 +504,91 @@ static void test_no_bytes(void **state)
     stop(&f);
 }
 
+static int told[2][3]; /* pages and snapshots, by event */
+static void tell_page(void *ud, int32_t node, enum tree_event what)
+{
+    assert_true(ud == &told && node > 0);
+    told[0][what]++;
+}
+static void tell_snapshot(void *ud, int32_t snapshot, enum tree_event what)
+{
+    assert_true(ud == &told && snapshot > 0);
+    told[1][what]++;
+}
+
+static enum fst_status fill_run(void *ud, uint8_t *at, size_t bytes)
+{
+    memset(at, 0x3c, bytes);
+    *(int64_t *)ud += (int64_t)bytes;
+    return FST_OK;
+}
+
+/* A slot goes on behind pages that are there, gets the next ones from elsewhere, and gives them to the tree
+ * with a snapshot that had been expected. */
+static void test_adopted(void **state)
+{
+    struct fixture f;
+    struct tree_hold hold = {0};
+    struct tree_hit hit;
+    int32_t ids[CONTEXT], coming, other;
+    int64_t bytes = 0;
+    int slot;
+    (void)state;
+    memset(told, 0, sizeof told);
+    counting(ids, CONTEXT);
+    start(&f, 1 << 16);
+    f.t.watch = (struct tree_watch){tell_page, tell_snapshot, &told};
+    leave(&f, &alice, ids, 3 * 256);
+    tree_match(&f.t, &alice, ids, CONTEXT, &hit);
+    assert_int_equal(hit.n_full, 3 * 256);
+    assert_int_equal(kv_slot_open(&f.kv, &slot), FST_OK);
+    assert_int_equal(tree_share(&f.t, slot, &hit, 512, (PAGES + 3) * 256, &hold), FST_EBUDGET);
+    assert_int_equal(hold.node, 0);
+    assert_int_equal(tree_share(&f.t, slot, &hit, 512, 5 * 256, &hold), FST_OK); /* not all of it */
+    assert_int_equal(f.kv.slots[slot].n_committed, 512);
+    assert_int_equal(f.t.node[hold.node].depth, 2);
+    assert_int_equal(tree_expect(&f.t, 1000, &coming), FST_OK);
+    assert_int_equal(tree_expect(&f.t, 900, &other), FST_OK);
+    check(&f);
+    assert_int_equal(restorable(&f, &alice, ids, CONTEXT), 3 * 256); /* nobody finds it yet */
+    tree_forgo(&f.t, other);
+    check(&f);
+    assert_int_equal(tree_snapshot_runs(&f.t, coming, fill_run, &bytes), FST_OK);
+    assert_int_equal(bytes, kv_snapshot_bytes(&f.kv, 1000));
+    kv_commit(&f.kv, slot, 3 * 256);
+    tree_adopt(&f.t, coming, slot, &alice, ids, &hold);
+    check(&f);
+    assert_int_equal(f.t.node[hold.node].depth, 3);
+    assert_int_equal(restorable(&f, &alice, ids, CONTEXT), 1000);
+    assert_int_equal(restorable(&f, &nobody, ids, CONTEXT), 0);
+    assert_int_equal(tree_expect(&f.t, 1000, &coming), FST_OK); /* somebody else was faster */
+    tree_adopt(&f.t, coming, slot, &alice, ids, &hold);
+    assert_int_equal(f.t.n_snapshots, 2);
+    assert_int_equal(f.t.n_expected, 0);
+    tree_unlock(&f.t, &hold);
+    kv_slot_close(&f.kv, slot);
+    slot = restored(&f, &alice, ids, CONTEXT, 1000, &hold);
+    tree_unlock(&f.t, &hold);
+    kv_slot_close(&f.kv, slot);
+    tree_flush(&f.t);
+    assert_int_equal(told[0][TREE_KEPT], 3);
+    assert_int_equal(told[0][TREE_USED], 1 + 3); /* the third came twice, then all were shared */
+    assert_int_equal(told[0][TREE_GONE], 3);
+    assert_int_equal(told[1][TREE_KEPT], 2);
+    assert_int_equal(told[1][TREE_USED], 1);
+    assert_int_equal(told[1][TREE_GONE], 2);
+    assert_int_equal(tree_expect(&f.t, 900, &coming), FST_OK);
+    f.t.snapshot[coming].expected = false; /* the check looks at these too */
+    assert_int_equal(tree_check(&f.t), FST_EINTERNAL);
+    f.t.snapshot[coming].expected = true;
+    tree_forgo(&f.t, coming);
+    stop(&f);
+
+    start(&f, 255); /* not one chunk */
+    assert_int_equal(tree_expect(&f.t, 900, &coming), FST_EBUDGET);
+    stop(&f);
+}
+
 static void test_plan(void **state)
 {
     struct kv_spec spec = small();
@@ -641,12 +734,53 @@ static void test_far(void **state)
     stop(&f); /* with locks, and slots that hold its pages */
 }
 
+/* How far a prompt goes along with what is kept, and whether that goes on: page, tail, both ends. */
+static void test_common(void **state)
+{
+    struct fixture f;
+    int32_t ids[600], kept[600];
+    bool differs;
+    (void)state;
+    start(&f, 1 << 20);
+    counting(kept, 600);
+    assert_int_equal(common(&f, &nobody, kept, 600, &differs), 0);
+    assert_false(differs);
+    leave(&f, &nobody, kept, 550); /* two pages and a tail of 38 */
+    static const struct {
+        int n, changed, want;
+        bool differs;
+    } cases[] = {
+        {600, -1, 550, false}, {550, -1, 550, false}, {551, -1, 550, false},  {530, -1, 530, false},
+        {530, 520, 520, true}, {600, 549, 549, true}, {600, 550, 550, false}, {600, 512, 512, true},
+        {512, -1, 512, false}, {600, 511, 511, true}, {600, 300, 300, true},  {600, 256, 256, true},
+        {300, -1, 300, false}, {600, 255, 255, true}, {600, 0, 0, true},      {1, -1, 1, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        counting(ids, 600);
+        if (cases[i].changed >= 0)
+            ids[cases[i].changed]++;
+        assert_int_equal(common(&f, &nobody, ids, cases[i].n, &differs), cases[i].want);
+        assert_int_equal(differs, cases[i].differs);
+        assert_int_equal(common(&f, &alice, ids, cases[i].n, &differs), 0);
+    }
+    /* two that differ from each other: the longer one counts */
+    counting(ids, 600);
+    ids[530]++;
+    leave(&f, &nobody, ids, 540);
+    assert_int_equal(common(&f, &nobody, ids, 600, &differs), 540);
+    assert_false(differs);
+    ids[535]++;
+    assert_int_equal(common(&f, &nobody, ids, 600, &differs), 535);
+    assert_true(differs);
+    stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residues),
         cmocka_unit_test(test_longest),
         cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_common),
         cmocka_unit_test(test_salts),
         cmocka_unit_test(test_shared_and_swapped),
         cmocka_unit_test(test_evicted_under_a_slot),
@@ -656,6 +790,7 @@ int main(void)
         cmocka_unit_test(test_shared_beginning_stays),
         cmocka_unit_test(test_no_page),
         cmocka_unit_test(test_no_bytes),
+        cmocka_unit_test(test_adopted),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_check_finds),
         cmocka_unit_test(test_far),

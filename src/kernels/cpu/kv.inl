@@ -271,6 +271,23 @@ enum fst_status SIMD_NAME(kv_write)(const struct kv_write_args *a, struct stream
     return FST_OK;
 }
 
+static void copy_body(void *ud, int64_t first, int64_t last, int worker)
+{
+    const struct copy_piece *piece = ud;
+    (void)worker;
+    for (int64_t i = first; i < last; i++)
+        memcpy(piece[i].to, piece[i].from, (size_t)piece[i].bytes);
+}
+
+/* A piece's work is taken for that of a long one: a snapshot has some hundred, most of its bytes in a few. */
+enum fst_status SIMD_NAME(copy_pieces)(const struct copy_pieces_args *a, struct stream *s)
+{
+    struct copy_piece *piece;
+    memcpy(&piece, &a->piece, sizeof piece); /* a pool's argument is not const */
+    simd_spread(s, a->n, COPY_PIECE_MAX / 8, copy_body, piece);
+    return FST_OK;
+}
+
 static void ring_body(void *ud, int64_t first, int64_t last, int worker)
 {
     const struct ring_store_args *a = ud;

@@ -213,27 +213,22 @@ GPU_FN void sum_routed(const struct expert_job &j, const struct visit_tile &v, i
     row += group_thread() / 32 * 16;
     float acc[PARTS][half];
     if (!DOWN) {
-        routed_sums<DOWN, W>(acc, r, blocks, 0, n8, [](int) {});
+        routed_sum<DOWN, W>(acc, r, blocks, n8);
         put_routed<W>(j, r, v.n, row / 2 + group_thread() / 4 % 8, acc);
     } else {
-        float pair[PARTS][half];
         struct tile_out none = {};
-        routed_sums<DOWN, W>(acc, r, blocks, blocks / KERN_SEGMENTS, n8, [&](int k) {
-#pragma unroll
-            for (int i = 0; i < PARTS * half; i++) {
-                float &a = acc[i / half][i % half], &p = pair[i / half][i % half];
-                if (k & 1)
-                    a = p + a;
-                else
-                    p = a;
-            }
-            if (k & 1)
-                tile_join<PARTS * W>(*(float(*)[PARTS * half]) acc, r, k / 2, KERN_SEGMENTS / 2,
-                                     none);
+        routed_pairs<W>(acc, r, blocks / KERN_SEGMENTS, n8, [&](int k) {
+            tile_join<PARTS * W>(*(float(*)[PARTS * half]) acc, r, k, KERN_SEGMENTS / 2, none);
         });
         put_outputs<W>(j, r, v.n, row + group_thread() / 4 % 8, acc);
     }
     ring_release(r);
+}
+
+/* Which outputs of its tile unit u is: another block's turn comes to the last ones, which are few, each time. */
+GPU_FN int out_of(int u, int outs)
+{
+    return (u + u / outs) % outs;
 }
 
 /* Tiles of a width.  (All widths in one kernel: the sums spill.)  The widest ones' kernel waits for the kernel in
@@ -260,14 +255,14 @@ GPU_KERNEL void __launch_bounds__(routed_form<DOWN>::threads, 1)
     if (routed_group() == groups) {
         registers_fewer<routed_form<DOWN>::copies>();
         for (int u = (int)blockIdx.x; u < all; u += (int)gridDim.x)
-            feed_routed<DOWN>(routed_source_of<DOWN>(j, tile[u / outs], u % outs), r);
+            feed_routed<DOWN>(routed_source_of<DOWN>(j, tile[u / outs], out_of(u, outs)), r);
         copies_wait<0>();
     } else {
         registers_more<routed_form<DOWN>::works>();
         int done = 0, blocks = (DOWN ? j.moe_dim : j.dim) / LIN_BLOCK;
         for (int u = (int)blockIdx.x; u < all; u += (int)gridDim.x, done += blocks) {
             ring_go(r, done);
-            sum_routed<DOWN, W>(j, tile[u / outs], u % outs, r);
+            sum_routed<DOWN, W>(j, tile[u / outs], out_of(u, outs), r);
         }
     }
     if (!first)

@@ -211,70 +211,123 @@ template <int W> GPU_FN void parts_values(float (&acc)[PARTS][W / 2], const uint
     }
 }
 
-/* The products of `blocks` stages: one sum, or DOWN as sums of `segment` of them each; at the end of sum k:
- * over(k), with its values in acc.  n8 visits in the slots.  Leaves the last slot to the caller. */
-template <bool DOWN, int W, typename F>
-GPU_FN void routed_sums(float (&acc)[PARTS][W / 2], struct tile_ring &r, int blocks, int segment,
-                        int n8, F &&over)
+/* What goes from stage to stage. */
+struct routed_state {
+    struct tile_ring ahead; /* what is read */
+    struct routed_slot now;
+    uint32_t raw[2];
+    float f[2];
+};
+
+template <bool DOWN> GPU_FN void routed_begin(struct routed_state &s, const struct tile_ring &r)
 {
-    float d[2][W / 2], x[W / 4], f[2] = {}, before[2];
-    uint32_t a[2][4], raw[2];
-    struct tile_ring ahead = r; /* what is read; r: what is given back */
-    int in_sum = 0, sum = 0;
-    ring_wait(ahead);
-    struct routed_slot now = routed_slot_of<DOWN>(ahead), next = now;
-    routed_ask(raw, now, 0);
-    for (int b = 0; b < blocks; b++) {
-        bool fresh = in_sum == 0;
-        part_factors<W>(x, now.xs, 0);
+    s.ahead = r;
+    s.f[0] = s.f[1] = 0;
+    ring_wait(s.ahead);
+    s.now = routed_slot_of<DOWN>(s.ahead);
+    routed_ask(s.raw, s.now, 0);
+}
+
+/* The products of a stage, a sum's first one (fresh) or not; `more`: another one follows, whose weights are asked
+ * for.  Leaves the slot, the first of s.now, to the caller. */
+template <bool DOWN, int W>
+GPU_FN void routed_stage(float (&acc)[PARTS][W / 2], struct routed_state &s, bool fresh, bool more)
+{
+    float d[2][W / 2], x[W / 4], before[2];
+    uint32_t a[2][4];
+    struct routed_slot next = s.now;
+    part_factors<W>(x, s.now.xs, 0);
 #pragma unroll
-        for (int i = 0; i < STEPS * PARTS; i++) {
-            int j = i / PARTS, p = i % PARTS;
-            if (p == 0) {
-                before[0] = f[0];
-                before[1] = f[1];
-                f[0] = step_scale(now.scale[0], j);
-                f[1] = step_scale(now.scale[1], j);
-                fp4_to_fp8(&a[j & 1][0], &a[j & 1][2], raw[0]);
-                fp4_to_fp8(&a[j & 1][1], &a[j & 1][3], raw[1]);
-            }
-            wgmma_begin();
-            wgmma<W>::fp8(d[i & 1], a[j & 1],
-                          now.x + (uint64_t)(p * (W * STREAM_LINE >> 4) + 2 * j), 0);
-            wgmma_end();
-            if (p == 0 && j + 1 < STEPS) {
-                routed_ask(raw, now, j + 1);
-            } else if (p == 0 && b + 1 < blocks) {
-                ring_next(ahead);
-                ring_wait(ahead);
-                next = routed_slot_of<DOWN>(ahead);
-                routed_ask(raw, next, 0);
-            }
-            if (i == 0)
-                continue;
-            if (i > 1 && i <= PARTS)
-                part_factors<W>(x, now.xs, i - 1);
-            wgmma_wait<1>();
-            wgmma_hold(d[~i & 1]);
-            if (i <= PARTS)
-                part_first<W>(acc[i - 1], d[~i & 1], i == PARTS ? before : f, x, fresh);
-            else
-                part_step<W>(acc[(i - 1) % PARTS], d[~i & 1], p == 0 ? before : f);
+    for (int i = 0; i < STEPS * PARTS; i++) {
+        int j = i / PARTS, p = i % PARTS;
+        if (p == 0) {
+            before[0] = s.f[0];
+            before[1] = s.f[1];
+            s.f[0] = step_scale(s.now.scale[0], j);
+            s.f[1] = step_scale(s.now.scale[1], j);
+            fp4_to_fp8(&a[j & 1][0], &a[j & 1][2], s.raw[0]);
+            fp4_to_fp8(&a[j & 1][1], &a[j & 1][3], s.raw[1]);
         }
-        wgmma_wait<0>();
-        wgmma_hold(d[1]);
-        part_step<W>(acc[PARTS - 1], d[1], f);
-        if (++in_sum == segment && DOWN) {
-            in_sum = 0;
-            parts_values<W>(acc, now.xs, n8);
-            over(sum++);
+        wgmma_begin();
+        wgmma<W>::fp8(d[i & 1], a[j & 1], s.now.x + (uint64_t)(p * (W * STREAM_LINE >> 4) + 2 * j),
+                      0);
+        wgmma_end();
+        if (p == 0 && j + 1 < STEPS) {
+            routed_ask(s.raw, s.now, j + 1);
+        } else if (p == 0 && more) {
+            ring_next(s.ahead);
+            ring_wait(s.ahead);
+            next = routed_slot_of<DOWN>(s.ahead);
+            routed_ask(s.raw, next, 0);
         }
+        if (i == 0)
+            continue;
+        if (i > 1 && i <= PARTS)
+            part_factors<W>(x, s.now.xs, i - 1);
+        wgmma_wait<1>();
+        wgmma_hold(d[~i & 1]);
+        if (i <= PARTS)
+            part_first<W>(acc[i - 1], d[~i & 1], i == PARTS ? before : s.f, x, fresh);
+        else
+            part_step<W>(acc[(i - 1) % PARTS], d[~i & 1], p == 0 ? before : s.f);
+    }
+    wgmma_wait<0>();
+    wgmma_hold(d[1]);
+    part_step<W>(acc[PARTS - 1], d[1], s.f);
+    s.now = next;
+}
+
+/* The sum of `blocks` stages; n8 visits in the slots.  Leaves the last slot to the caller. */
+template <bool DOWN, int W>
+GPU_FN void routed_sum(float (&acc)[PARTS][W / 2], struct tile_ring &r, int blocks, int n8)
+{
+    struct routed_state s;
+    routed_begin<DOWN>(s, r);
+    for (int b = 0; b < blocks; b++) {
+        routed_stage<DOWN, W>(acc, s, b == 0, b + 1 < blocks);
         if (b + 1 < blocks)
             ring_release(r);
-        now = next;
     }
-    if (!DOWN)
-        parts_values<W>(acc, routed_factors<DOWN>(r), n8);
+    parts_values<W>(acc, routed_factors<DOWN>(r), n8);
+}
+
+/* A segment of w2's sums, with its values; `more`: another one follows.  Leaves its last slot to the caller. */
+template <int W>
+GPU_FN void routed_segment(float (&acc)[PARTS][W / 2], struct routed_state &s, struct tile_ring &r,
+                           int blocks, int n8, bool more)
+{
+    for (int b = 0; b < blocks; b++) {
+        const uint8_t *xs = s.now.xs;
+        routed_stage<true, W>(acc, s, b == 0, more || b + 1 < blocks);
+        if (b + 1 < blocks)
+            ring_release(r);
+        else
+            parts_values<W>(acc, xs, n8);
+    }
+}
+
+/* w2's: segments of `blocks` stages, in pairs, so that no sum moves from register to register; over(k): pair k
+ * is over, and its sum in acc.  Leaves the last slot to the caller. */
+template <int W, typename F>
+GPU_FN void routed_pairs(float (&acc)[PARTS][W / 2], struct tile_ring &r, int blocks, int n8,
+                         F &&over)
+{
+    float first[PARTS][W / 2];
+    struct routed_state s;
+    routed_begin<true>(s, r);
+    for (int k = 0; k < KERN_SEGMENTS / 2; k++) {
+        bool more = k + 1 < KERN_SEGMENTS / 2;
+        routed_segment<W>(first, s, r, blocks, n8, true);
+        ring_release(r);
+        routed_segment<W>(acc, s, r, blocks, n8, more);
+#pragma unroll
+        for (int i = 0; i < PARTS * W / 2; i++)
+            acc[i / (W / 2)][i % (W / 2)] =
+                first[i / (W / 2)][i % (W / 2)] + acc[i / (W / 2)][i % (W / 2)];
+        over(k);
+        if (more)
+            ring_release(r);
+    }
 }
 
 /* The ring's place behind so many stages: for all warpgroups the same in the compiler's eyes too, whichever way

@@ -1,0 +1,378 @@
+/* The tiers at their edges: what is copied when, what is not copied twice, what a load is worth, whose
+ * prefixes are found, what is written at the end. */
+#include "kv/host.h"
+#include "kv/tiers.h"
+#include "support/kv_contents.h"
+#include "support/kv_keeper.h"
+
+enum { PAGES = 12 };
+static const struct tree_salt alice = {{1}}, bob = {{0, 0, 0, 1}};
+
+struct fixture {
+    struct kv kv;
+    struct tree t;
+    struct tiers *x;
+    struct store *inner;
+    struct keeper keeper;
+    int woken;
+};
+
+static void wake(void *ud)
+{
+    __atomic_add_fetch((int *)ud, 1, __ATOMIC_RELAXED);
+}
+
+static void start_again(struct fixture *f, enum tiers_policy policy, bool lasts)
+{
+    struct kv_spec spec = contents_spec(3, PAGES);
+    struct tree_opts o;
+    struct tiers_opts x;
+    struct store *s;
+    tree_opts_default(&o);
+    o.budget_bytes = 1 << 17;
+    o.chunk_bytes = 256;
+    tiers_opts_default(&x);
+    x.policy = policy;
+    x.wake = wake;
+    x.wake_ud = &f->woken;
+    assert_int_equal(kv_init(&f->kv, &spec), FST_OK);
+    assert_int_equal(tree_init(&f->t, &f->kv, &o), FST_OK);
+    s = keeper_open(&f->keeper, f->inner, "host");
+    s->lasts = lasts;
+    if (tiers_open(&f->x, &f->t, &s, 1, &x) < 0)
+        fail_msg("%s", fst_error_text());
+}
+
+static void start(struct fixture *f, enum tiers_policy policy, bool lasts)
+{
+    struct kv_spec spec = contents_spec(3, PAGES);
+    int64_t parts[3];
+    *f = (struct fixture){0};
+    assert_int_equal(kv_init(&f->kv, &spec), FST_OK);
+    kv_page_bytes(&f->kv, parts);
+    kv_release(&f->kv);
+    struct host_opts h = {1 << 20, HOST_PAGE_FIRST_DIRECT, parts, 3};
+    assert_int_equal(host_open(&f->inner, &h), FST_OK);
+    start_again(f, policy, lasts);
+}
+
+static void check(struct fixture *f)
+{
+    if (tree_check(&f->t) < 0 || tiers_check(f->x) < 0)
+        fail_msg("%s", fst_error_text());
+}
+
+static void stop(struct fixture *f)
+{
+    check(f);
+    tiers_close(f->x);
+    tree_release(&f->t);
+    kv_release(&f->kv);
+}
+
+static void forget(struct fixture *f)
+{
+    stop(f);
+    assert_int_equal(host_check(f->inner), FST_OK);
+    f->inner->ops->close(f->inner);
+}
+
+static void counting(int32_t *ids)
+{
+    for (int i = 0; i < CONTEXT; i++)
+        ids[i] = 3 * i;
+}
+
+/* A request that goes on from what is known, computes up to n ids, and leaves a snapshot.  Positions that it
+ * was spared. */
+static int64_t run(struct fixture *f, const struct tree_salt *salt, const int32_t *ids, int n)
+{
+    struct tree_hold hold = {0};
+    struct tree_hit hit;
+    int slot;
+    assert_int_equal(kv_slot_open(&f->kv, &slot), FST_OK);
+    tree_match(&f->t, salt, ids, n, &hit);
+    if (tiers_load(f->x, slot, salt, ids, n, &hit, &hold) == FST_OK) {
+        tiers_wait(f->x);
+        assert_false(tiers_loading(f->x, slot));
+        assert_true(tiers_end(f->x, slot));
+        check(f);
+        tree_match(&f->t, salt, ids, n, &hit);
+    }
+    if (hit.n_restore)
+        assert_int_equal(tree_restore(&f->t, slot, &hit, n, &hold), FST_OK);
+    else
+        assert_int_equal(kv_reserve(&f->kv, slot, n), FST_OK);
+    kv_commit(&f->kv, slot, n);
+    assert_int_equal(tree_take(&f->t, slot, salt, ids, n, n, &hold), FST_OK);
+    tree_unlock(&f->t, &hold);
+    kv_slot_close(&f->kv, slot);
+    tiers_wait(f->x);
+    check(f);
+    return hit.n_restore;
+}
+
+static uint64_t objects(struct fixture *f)
+{
+    return f->inner->stats.n_objects;
+}
+
+static void test_write_through(void **state)
+{
+    struct fixture f;
+    struct tiers_stats s;
+    int32_t ids[CONTEXT];
+    (void)state;
+    counting(ids);
+    start(&f, TIERS_WRITE_THROUGH, false);
+    assert_int_equal(run(&f, &alice, ids, 600), 0);
+    assert_int_equal(objects(&f), 3); /* two pages and the snapshot */
+    assert_int_equal(run(&f, &alice, ids, 700), 600);
+    assert_int_equal(objects(&f), 4);
+    tree_flush(&f.t);
+    assert_int_equal(run(&f, &alice, ids, 800), 700);
+    assert_int_equal(objects(&f), 6);          /* the third page is full now */
+    assert_int_equal(f.inner->stats.n_put, 6); /* nothing was written twice */
+    tiers_get_stats(f.x, &s);
+    assert_int_equal(s.n_loads, 1);
+    assert_int_equal(s.n_incomplete, 0);
+    assert_int_equal(s.loaded_tokens, 700);
+    assert_int_equal(s.store[0].n_got, 3);
+    assert_string_equal(s.name[0], "host");
+    assert_true(f.woken > 0);
+    forget(&f);
+}
+
+/* Fewer than 64 tokens more than the tree has are computed. */
+static void test_threshold(void **state)
+{
+    struct fixture f;
+    int32_t ids[CONTEXT];
+    (void)state;
+    counting(ids);
+    start(&f, TIERS_WRITE_THROUGH, false);
+    run(&f, &alice, ids, 400);
+    run(&f, &alice, ids, 463);
+    run(&f, &alice, ids, 464);
+    assert_true(tree_drop(&f.t, &alice, ids, 463));
+    assert_true(tree_drop(&f.t, &alice, ids, 464));
+    assert_int_equal(run(&f, &alice, ids, 464), 400); /* 463 are there, 63 more */
+    assert_true(tree_drop(&f.t, &alice, ids, 464));
+    assert_int_equal(run(&f, &alice, ids, 465), 464);
+    forget(&f);
+
+    start(&f, TIERS_WRITE_THROUGH, false);
+    run(&f, &alice, ids, 63);
+    run(&f, &bob, ids, 64);
+    tree_flush(&f.t);
+    assert_int_equal(run(&f, &alice, ids, 500), 0);
+    assert_int_equal(run(&f, &bob, ids, 500), 64);
+    forget(&f);
+}
+
+static void test_selective(void **state)
+{
+    struct fixture f;
+    int32_t ids[CONTEXT];
+    (void)state;
+    counting(ids);
+    start(&f, TIERS_WRITE_SELECTIVE, false);
+    run(&f, &alice, ids, 600);
+    assert_int_equal(objects(&f), 0);
+    assert_int_equal(run(&f, &alice, ids, 900), 600);
+    assert_int_equal(objects(&f), 3); /* what it went on from, not what it left */
+    tree_flush(&f.t);
+    assert_int_equal(run(&f, &alice, ids, 900), 600);
+    forget(&f);
+}
+
+static void test_write_back(void **state)
+{
+    struct fixture f;
+    int32_t ids[CONTEXT], other[CONTEXT];
+    (void)state;
+    counting(ids);
+    counting(other);
+    other[0]++;
+    start(&f, TIERS_WRITE_BACK, false);
+    run(&f, &alice, ids, 1300); /* 5 pages of 12 */
+    assert_int_equal(objects(&f), 0);
+    run(&f, &alice, other, 1300);
+    assert_true(objects(&f) > 0); /* 2 are left */
+    tree_flush(&f.t);
+    assert_int_equal(run(&f, &alice, ids, 1301), 1300);
+    forget(&f);
+}
+
+/* What one may go on from is found under the same salt alone, in the tree as below it. */
+static void test_salts(void **state)
+{
+    struct fixture f;
+    int32_t ids[CONTEXT];
+    (void)state;
+    counting(ids);
+    start(&f, TIERS_WRITE_THROUGH, false);
+    assert_int_equal(run(&f, &alice, ids, 900), 0);
+    assert_int_equal(run(&f, &alice, ids, 200), 0);
+    tree_flush(&f.t);
+    assert_int_equal(run(&f, &bob, ids, 901), 0);
+    assert_int_equal(run(&f, &bob, ids, 201), 0);
+    assert_int_equal(run(&f, &alice, ids, 901), 900);
+    tree_flush(&f.t);
+    assert_int_equal(run(&f, &alice, ids, 201), 200);
+    forget(&f);
+}
+
+static void test_clear(void **state)
+{
+    struct fixture f;
+    int32_t ids[CONTEXT];
+    (void)state;
+    counting(ids);
+    start(&f, TIERS_WRITE_THROUGH, false);
+    run(&f, &alice, ids, 900);
+    tree_flush(&f.t);
+    tiers_clear(f.x);
+    check(&f);
+    assert_int_equal(run(&f, &alice, ids, 901), 0); /* even if the worker has not begun */
+    assert_int_equal(f.keeper.cleared, 1);
+    tree_flush(&f.t);
+    tiers_clear(f.x);
+    tiers_wait(f.x);
+    assert_int_equal(objects(&f), 0);
+    run(&f, &alice, ids, 902);
+    tree_flush(&f.t);
+    assert_int_equal(run(&f, &alice, ids, 903), 902); /* and it goes on as before */
+    forget(&f);
+}
+
+/* A new process over the same objects; where they last, what the tree had at the end is among them. */
+static void test_restart(void **state)
+{
+    int32_t ids[CONTEXT];
+    (void)state;
+    counting(ids);
+    for (int policy = 0; policy < 3; policy++)
+        for (int lasts = 0; lasts < 2; lasts++) {
+            struct fixture f;
+            start(&f, (enum tiers_policy)policy, lasts);
+            run(&f, &alice, ids, 700);
+            stop(&f);
+            assert_int_equal(f.keeper.closed, 1);
+            start_again(&f, (enum tiers_policy)policy, lasts);
+            bool there = policy == TIERS_WRITE_THROUGH || lasts;
+            assert_int_equal(run(&f, &alice, ids, 800), there ? 700 : 0);
+            forget(&f);
+        }
+}
+
+/* A path of which the middle is missing: its front is used as far as a snapshot stands on it. */
+static void test_missing(void **state)
+{
+    struct fixture f;
+    struct tree_hold hold = {0};
+    struct tree_hit hit;
+    int32_t ids[CONTEXT];
+    int slot;
+    (void)state;
+    counting(ids);
+    start(&f, TIERS_WRITE_THROUGH, false);
+    run(&f, &alice, ids, 300);
+    run(&f, &alice, ids, 1300);
+    tree_flush(&f.t);
+    f.keeper.lose = 100; /* everything is named and nothing is given */
+    assert_int_equal(kv_slot_open(&f.kv, &slot), FST_OK);
+    tree_match(&f.t, &alice, ids, 1400, &hit);
+    assert_int_equal(tiers_load(f.x, slot, &alice, ids, 1400, &hit, &hold), FST_OK);
+    assert_int_equal(f.kv.slots[slot].n_pages, 6);
+    check(&f);
+    tiers_wait(f.x);
+    assert_false(tiers_end(f.x, slot));
+    check(&f);
+    assert_int_equal(f.kv.slots[slot].n_pages, 0);
+    assert_int_equal(f.t.n_nodes, 0);
+    assert_int_equal(f.t.n_expected, 0);
+    /* Stopped before it began, or at any time. */
+    f.keeper.lose = 0;
+    for (int i = 0; i < 20; i++) {
+        f.keeper.slow_us = 50 * (i % 5);
+        tree_match(&f.t, &alice, ids, 1400, &hit);
+        if (tiers_load(f.x, slot, &alice, ids, 1400, &hit, &hold) < 0)
+            break;
+        usleep((useconds_t)(20 * i));
+        tiers_stop(f.x, slot);
+        tiers_wait(f.x);
+        tiers_end(f.x, slot);
+        check(&f);
+        tree_flush(&f.t);
+    }
+    kv_slot_close(&f.kv, slot);
+    assert_int_equal(run(&f, &alice, ids, 1400), 1300);
+    forget(&f);
+}
+
+static void test_no_room(void **state)
+{
+    struct fixture f;
+    struct tree_hold hold = {0};
+    struct tree_hit hit;
+    int32_t ids[CONTEXT];
+    int slot, other;
+    (void)state;
+    counting(ids);
+    start(&f, TIERS_WRITE_THROUGH, false);
+    run(&f, &alice, ids, 1300);
+    tree_flush(&f.t);
+    assert_int_equal(kv_slot_open(&f.kv, &other), FST_OK);
+    assert_int_equal(kv_reserve(&f.kv, other, 256 * 6), FST_OK);
+    kv_slot_open(&f.kv, &slot);
+    tree_match(&f.t, &alice, ids, 1400, &hit);
+    assert_int_equal(tiers_load(f.x, slot, &alice, ids, 256 * 6 + 40, &hit, &hold), FST_EBUDGET);
+    int32_t all[600];
+    int n = 0; /* and pages, but no chunks */
+    while (tree_expect(&f.t, 1, &all[n]) == FST_OK)
+        n++;
+    assert_int_equal(tiers_load(f.x, slot, &alice, ids, 1400, &hit, &hold), FST_EAGAIN);
+    assert_int_equal(f.kv.slots[slot].n_pages, 0);
+    assert_int_equal(hold.node, 0);
+    while (n > 0)
+        tree_forgo(&f.t, all[--n]);
+    kv_slot_close(&f.kv, slot);
+    kv_slot_close(&f.kv, other);
+    forget(&f);
+}
+
+static void test_options(void **state)
+{
+    struct fixture f;
+    struct tiers_opts o;
+    struct tiers *x;
+    struct store *s;
+    (void)state;
+    start(&f, TIERS_WRITE_THROUGH, false);
+    tiers_close(f.x);
+    tiers_opts_default(&o);
+    o.min_gain = 0;
+    s = keeper_open(&f.keeper, f.inner, "host");
+    assert_int_equal(tiers_open(&x, &f.t, &s, 1, &o), FST_EINVAL);
+    assert_null(x);
+    assert_non_null(strstr(fst_error_text(), "min_gain is 0, expected 1 or more"));
+    assert_int_equal(f.keeper.closed, 2);
+    tiers_close(NULL);
+    f.x = NULL;
+    tree_release(&f.t);
+    kv_release(&f.kv);
+    f.inner->ops->close(f.inner);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_write_through), cmocka_unit_test(test_threshold),
+        cmocka_unit_test(test_selective),     cmocka_unit_test(test_write_back),
+        cmocka_unit_test(test_salts),         cmocka_unit_test(test_clear),
+        cmocka_unit_test(test_restart),       cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_no_room),       cmocka_unit_test(test_options),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
