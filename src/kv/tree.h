@@ -164,6 +164,13 @@ enum fst_status tree_take(struct tree *t, int slot, const struct tree_salt *salt
 enum fst_status tree_restore(struct tree *t, int slot, const struct tree_hit *hit,
                              int64_t n_positions, struct tree_hold *hold);
 
+/* A slot goes back to position n or before: it gives up its pages and its hold, and goes on from the longest
+ * snapshot of at most n of its ids, of which n+1 are there; *at: where, 0 without one.  It gets pages for
+ * n_positions.  Refusals as of tree_restore, after which slot and hold are empty. */
+enum fst_status tree_rewind(struct tree *t, int slot, const struct tree_salt *salt,
+                            const int32_t *ids, int64_t n, int64_t n_positions,
+                            struct tree_hold *hold, int64_t *at);
+
 /* An open slot without pages shares the first n_full / 256 pages of the walk, gets pages of its own for the
  * rest of n_positions, and has committed n_full, at most hit->n_full: what a request needs whose next pages
  * come from a tier.  Refusals as of tree_restore. */

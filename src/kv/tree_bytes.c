@@ -301,6 +301,23 @@ enum fst_status tree_restore(struct tree *t, int slot, const struct tree_hit *hi
 
 /* ------------------------------------------------------------------ what comes from a tier */
 
+enum fst_status tree_rewind(struct tree *t, int slot, const struct tree_salt *salt,
+                            const int32_t *ids, int64_t n, int64_t n_positions,
+                            struct tree_hold *hold, int64_t *at)
+{
+    struct tree_hit hit;
+    FST_ASSERT(n_positions >= n);
+    tree_unlock(t, hold);
+    kv_slot_reset(t->kv, slot);
+    tree_match(t, salt, ids, n + 1, &hit);
+    *at = 0;
+    if (!hit.n_restore)
+        return kv_reserve(t->kv, slot, n_positions);
+    FST_TRY(tree_restore(t, slot, &hit, n_positions, hold));
+    *at = hit.n_restore;
+    return FST_OK;
+}
+
 enum fst_status tree_share(struct tree *t, int slot, const struct tree_hit *hit, int64_t n_full,
                            int64_t n_positions, struct tree_hold *hold)
 {

@@ -774,6 +774,51 @@ static void test_common(void **state)
     stop(&f);
 }
 
+/* Back to where a snapshot stands, from anywhere behind it; and what is refused leaves nothing held. */
+static void test_rewind(void **state)
+{
+    struct fixture f;
+    struct tree_hold hold = {0};
+    int32_t ids[700];
+    int64_t at;
+    int slot, other;
+    (void)state;
+    start(&f, 1 << 20);
+    counting(ids, 700);
+    leave(&f, &nobody, ids, 100);
+    leave(&f, &nobody, ids, 300);
+    leave(&f, &nobody, ids, 512);
+    slot = ran(&f, 600);
+    tree_insert(&f.t, slot, &nobody, ids, 600, &hold);
+    static const int cases[][2] = {{599, 512}, {512, 512}, {511, 300}, {300, 300}, {299, 100},
+                                   {100, 100}, {99, 0},    {0, 0},     {600, 512}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(tree_rewind(&f.t, slot, &nobody, ids, cases[i][0], 620, &hold, &at),
+                         FST_OK);
+        assert_int_equal(at, cases[i][1]);
+        assert_int_equal(f.kv.slots[slot].n_committed, at);
+        assert_int_equal(f.kv.slots[slot].n_pages, 3);
+        assert_int_equal(hold.snapshot != 0, at > 0);
+        check(&f);
+    }
+    assert_int_equal(tree_rewind(&f.t, slot, &alice, ids, 600, 620, &hold, &at), FST_OK);
+    assert_int_equal(at, 0);
+    /* with all pages in other hands */
+    assert_int_equal(tree_rewind(&f.t, slot, &nobody, ids, 550, 620, &hold, &at), FST_OK);
+    assert_int_equal(kv_slot_open(&f.kv, &other), FST_OK);
+    assert_int_equal(kv_reserve(&f.kv, other, CONTEXT), FST_OK);
+    assert_int_equal(kv_slot_open(&f.kv, &other), FST_OK);
+    assert_int_equal(kv_reserve(&f.kv, other, 256 * (PAGES - 3) - CONTEXT), FST_OK);
+    assert_int_equal(tree_rewind(&f.t, slot, &nobody, ids, 550, 256 * 4, &hold, &at), FST_EBUDGET);
+    assert_int_equal(at, 0);
+    assert_int_equal(f.kv.slots[slot].n_pages, 0);
+    assert_int_equal(hold.node, 0);
+    check(&f);
+    assert_int_equal(tree_rewind(&f.t, slot, &nobody, ids, 550, 620, &hold, &at), FST_OK);
+    assert_int_equal(at, 512);
+    stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -781,6 +826,7 @@ int main(void)
         cmocka_unit_test(test_longest),
         cmocka_unit_test(test_nothing),
         cmocka_unit_test(test_common),
+        cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_salts),
         cmocka_unit_test(test_shared_and_swapped),
         cmocka_unit_test(test_evicted_under_a_slot),
