@@ -214,8 +214,13 @@ static void check(const fst_engine *e)
 
 void prefix_poll(fst_engine *e)
 {
-    if (e->tiers)
-        tiers_poll(e->tiers);
+    if (!e->tiers)
+        return;
+    tiers_poll(e->tiers);
+    if (e->flushing && !tiers_copying(e->tiers)) { /* what was being copied has stayed */
+        tree_flush(&e->tree);
+        e->flushing = false;
+    }
 }
 
 void prefix_post(fst_engine *e)
@@ -303,9 +308,10 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
 
     r->n_committed = r->n_kept = r->n_fork = 0;
     /* Every row of a prompt that is scored has to be computed. */
-    if (e->prefix && !r->scores_prompt)
+    bool known = e->prefix && !e->flushing && !r->scores_prompt;
+    if (known)
         tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);
-    if (e->tiers && !r->scores_prompt && r->n_loads < PREFIX_LOADS) {
+    if (known && e->tiers && r->n_loads < PREFIX_LOADS) {
         enum fst_status rc = tiers_load(e->tiers, slot, &salt, r->ids, r->n_known, &hit, &r->hold);
         r->n_loads += rc == FST_OK;
         if (rc != FST_EAGAIN)
@@ -379,8 +385,10 @@ void prefix_flush(fst_engine *e)
 {
     if (e->prefix)
         tree_flush(&e->tree);
-    if (e->tiers)
-        tiers_clear(e->tiers);
+    if (!e->tiers)
+        return;
+    tiers_clear(e->tiers);
+    e->flushing = tiers_copying(e->tiers);
 }
 
 void prefix_close(fst_engine *e)

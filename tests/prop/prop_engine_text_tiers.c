@@ -171,6 +171,14 @@ static void test_salt(void **state)
     push_out(e, 2);
     assert_int_equal(collect(submit(e, stream, 300, 3, 2), &a), 299);
     assert_true(stats_of(e).loads > s.loads);
+    /* At any moment of its copies. */
+    for (int i = 0; i < test_size(20, 200, 3); i++) {
+        ask(e, stream, 600, 1, &a);
+        usleep((useconds_t)(100 * (i % 7)));
+        fst_engine_flush_prefixes(e);
+        assert_int_equal(ask(e, stream, 600, 1, &a), 0);
+        fst_engine_flush_prefixes(e);
+    }
     fst_engine_close(e);
 }
 
