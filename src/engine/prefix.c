@@ -288,6 +288,9 @@ static struct fst_prefix_report report(const fst_engine *e, const fst_request *r
         p.reason = e->prefix ? FST_PREFIX_SCORED : FST_PREFIX_OFF;
         return p;
     }
+    p.reason = FST_PREFIX_NEW;
+    if (e->flushing) /* nothing was looked for */
+        return p;
     int64_t same = tree_common(&e->tree, salt, r->ids, r->n_known, hit, &differs);
     p.same = (size_t)same;
     if (hit->n_restore == r->n_known - 1)
