@@ -45,7 +45,7 @@ struct fst_engine_opts {
     uint64_t random_seed;       /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
     bool profile;               /* keep per-block timings (bench step) */
-    bool disable_prefix_cache;  /* compute every prompt whole (on a card always); same results */
+    bool disable_prefix_cache;  /* compute every prompt whole; same results */
     int64_t prefix_cache_bytes; /* host memory for snapshots; 0: room for 128, 4 GiB at most */
     /* Tiers below the prefixes that are kept: what those let go, and prompts may still go on from. */
     int64_t
@@ -188,8 +188,11 @@ struct fst_request_opts {
     int prompt_top_logprobs;
     bool no_drafting;       /* this request decodes without drafts */
     uint64_t cache_salt[4]; /* whose prefixes it uses and leaves; equal salts share */
-    bool report_prefix;     /* fill the view's prefix: a walk over everything that is kept */
-    double timeout_s;       /* 0: none; counted from submit */
+    size_t
+        n_preamble; /* so many ids at the beginning are likely to be others' too (system text, tools): a
+                          snapshot is kept there; 0: none */
+    bool report_prefix; /* fill the view's prefix: a walk over everything that is kept */
+    double timeout_s;   /* 0: none; counted from submit */
     /* Called from the engine's thread whenever the view changed (new tokens, progress, end).  It
      * must not block nor call the engine; uv_async_send is what it is for.  NULL: poll. */
     void (*on_change)(void *ud);

@@ -101,7 +101,7 @@ enum fst_status stream_init(struct stream *s, const struct device *d, struct poo
                             enum precision precision, size_t scratch_bytes);
 void stream_release(struct stream *s);
 
-/* Copy from device or shared memory to device memory, in the order of the launches. */
+/* Copy between device and shared memory, in the order of the launches. */
 enum fst_status stream_copy(struct stream *s, void *to, const void *from, size_t bytes);
 
 /* Random contents (fill.h) for device memory; p and bytes are multiples of 16.  The same bytes on every

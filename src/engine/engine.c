@@ -283,9 +283,9 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
                              .disable_graphs = o->disable_cuda_graph};
 
     FST_TRY(kv_init(&e->kv, &plan.kv));
-    FST_TRY(prefix_open(e, o));
     scratch = model_scratch_bytes(e->weights, &mo, pool_threads(e->pool));
     FST_TRY(stream_init(&e->stream, e->device, e->pool, (enum precision)ch.precision, scratch));
+    FST_TRY(prefix_open(e, o));
     FST_TRY(model_open(&e->model, e->weights, &mo));
     FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
                         o->masked_ids, (int)o->n_masked_ids));
@@ -365,9 +365,9 @@ void fst_engine_close(fst_engine *e)
     }
     sample_release(&e->sampler);
     model_free(e->model);
+    prefix_close(e);
     stream_release(&e->stream);
     pool_free(e->pool);
-    prefix_close(e);
     kv_release(&e->kv);
     weights_free(e->weights);
     device_free_shared(e->device, e->block, e->block_bytes);

@@ -5,9 +5,10 @@
  *                is what the next turn may change
  *   end          of an answer, whoever ended it: the next turn goes on behind it
  *   every PREFIX_STRIDE positions of a long prompt or answer
+ *   preamble     the end of what the request says others will share
  *   the fork     where a prompt leaves a path of pages that others share, so that the next one that leaves
  *                it there finds it: a preamble without a snapshot costs its tokens twice, not each time
- * Prefill stops at the last two, since a snapshot cannot be taken of a position that is far behind.
+ * Prefill stops at the last three, since a snapshot cannot be taken of a position that is far behind.
  *
  * What the tree lets go may be in a tier below it (kv/tiers.h): then the request waits in its slot until it is
  * back in the tree, and is placed again. */
@@ -21,7 +22,8 @@
 enum {
     PREFIX_STRIDE = 4096,
     PREFIX_SNAPSHOTS = 128,
-    PREFIX_LOADS = 16 /* a load that found less than it was for is followed by one of less */
+    PREFIX_PREAMBLE = 64, /* fewer are computed sooner than they are worth their bytes */
+    PREFIX_LOADS = 16     /* a load that found less than it was for is followed by one of less */
 };
 
 /* Room for so many of the largest snapshots, within reason: it is written when the engine opens, like all its
@@ -137,10 +139,10 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
                         FST_COUNT(layouts), &layout));
     FST_TRY(engine_word("--hicache-write-policy", o->kv_write_policy, policies[0], policies,
                         FST_COUNT(policies), &policy));
-    if (!e->prefix) {
+    if (!e->prefix || e->device) { /* pages of a card are out of reach of the tiers' thread */
         if (o->kv_host_bytes || o->kv_disk_dir)
             log_info("tiers", "off why=%s",
-                     e->device ? "prompts_are_computed_whole_on_a_card" : "disable_radix_cache");
+                     e->prefix ? "not_built_for_cards" : "disable_radix_cache");
         return FST_OK;
     }
     if (o->kv_host_bytes)
@@ -168,11 +170,15 @@ enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o)
 {
     struct tree_opts t;
 
-    e->prefix = !o->disable_prefix_cache && !e->device;
+    e->prefix = !o->disable_prefix_cache;
     e->check_memory = o->check_memory;
     if (!e->prefix)
         return open_tiers(e, o);
     tree_opts_default(&t);
+    t.kernels = &e->kernels;
+    t.stream = &e->stream;
+    if (e->device) /* a chunk is a copy over the bus */
+        t.chunk_bytes = (int64_t)1 << 20;
     t.budget_bytes = o->prefix_cache_bytes ? o->prefix_cache_bytes : default_budget(&e->kv);
     FST_TRY(tree_init(&e->tree, &e->kv, &t));
     e->info.prefix_cache_bytes = (uint64_t)(e->tree.n_chunks * t.chunk_bytes);
@@ -336,6 +342,13 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
     return FST_OK;
 }
 
+/* Where its preamble ends, if it is worth a snapshot; 0. */
+static int64_t preamble_of(const fst_request *r)
+{
+    int64_t n = (int64_t)r->o.n_preamble;
+    return n >= PREFIX_PREAMBLE && n < r->n_prompt - 1 ? n : 0;
+}
+
 /* Positions from n_committed on to the next one that prefill stops at; 0: nowhere. */
 int64_t prefix_stop(const fst_engine *e, const fst_request *r)
 {
@@ -345,6 +358,8 @@ int64_t prefix_stop(const fst_engine *e, const fst_request *r)
         return 0;
     if (r->n_fork > r->n_committed)
         stop = FST_MIN(stop, r->n_fork);
+    if (preamble_of(r) > r->n_committed)
+        stop = FST_MIN(stop, preamble_of(r));
     return stop - r->n_committed;
 }
 
@@ -372,6 +387,8 @@ void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, bool ends)
         keep_at(e, r, r->n_prompt - 1);
     if (r->n_fork > n_before)
         keep_at(e, r, r->n_fork);
+    if (preamble_of(r) > n_before)
+        keep_at(e, r, preamble_of(r));
     if (stride > n_before)
         keep_at(e, r, stride);
     if (ends) /* not what was computed behind the last token that was given out */

@@ -102,7 +102,10 @@ enum fst_status tree_init(struct tree *t, struct kv *kv, const struct tree_opts 
     t->n_free_chunks = p.n_chunks;
     kv->reclaim = reclaim;
     kv->reclaim_ud = t;
-    return FST_OK;
+    enum fst_status rc = mover_init(&t->mover, kv, o->kernels, o->stream);
+    if (rc < 0)
+        tree_release(t);
+    return rc;
 }
 
 void tree_release(struct tree *t)
@@ -118,6 +121,7 @@ void tree_release(struct tree *t)
         kv->reclaim = NULL;
         kv->reclaim_ud = NULL;
     }
+    mover_release(&t->mover);
     if (t->arena)
         device_free_shared(kv->spec.device, t->arena, (size_t)(t->n_chunks * t->opts.chunk_bytes));
     mem_free(t->tables);

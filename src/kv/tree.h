@@ -22,11 +22,12 @@
  * its snapshot as one whose bytes were expected.
  *
  * All memory is taken at tree_init.  Only the engine's thread calls this, between steps: what it copies
- * must not be written meanwhile, by a device neither. */
+ * must not be written meanwhile, by a device neither, unless that is by the stream that it copies on. */
 #ifndef FST_KV_TREE_H
 #define FST_KV_TREE_H
 
 #include "kv/kv.h"
+#include "kv/mover.h"
 #include "kv/snapshot.h"
 
 /* Whose prefixes: a tenant's digest or number, compared whole.  Zero is a salt like any other. */
@@ -37,7 +38,10 @@ struct tree_salt {
 struct tree_opts {
     int64_t budget_bytes; /* of snapshots; less than a chunk: none can be taken */
     int64_t chunk_bytes;  /* multiple of 64, up to 2^30; half a chunk of each snapshot is lost */
-    uint64_t hash_mask;   /* bits of a hash that count; fewer than all are for tests */
+    const struct kernels
+        *kernels;          /* borrowed, both or neither: copy snapshots by them (mover.h), on the */
+    struct stream *stream; /* steps' stream, which may be at work when the tree is called */
+    uint64_t hash_mask;    /* bits of a hash that count; fewer than all are for tests */
 };
 
 struct tree_plan {
@@ -93,7 +97,8 @@ struct tree {
     int32_t *chunk_next;                       /* (n_chunks + 1) */
     int32_t *path;  /* (page_stride) scratch: pages of a node and those before it */
     uint8_t *arena; /* (n_chunks, chunk_bytes), shared memory */
-    void *tables;   /* owned: what the arrays above but the arena lie in */
+    struct kv_mover mover;
+    void *tables; /* owned: what the arrays above but the arena lie in */
     int32_t free_snapshot, free_chunk;
     int64_t n_free_chunks;
     int64_t n_idle_chunks; /* of snapshots that nobody has locked: as good as free */
@@ -173,7 +178,7 @@ void tree_adopt(struct tree *t, int32_t snapshot, int slot, const struct tree_sa
                 const int32_t *ids, struct tree_hold *hold);
 void tree_forgo(struct tree *t, int32_t snapshot); /* its bytes will not come */
 /* The runs of a snapshot's bytes, in the order of kv_snapshot_runs.  Any thread, while it is locked or
- * expected. */
+ * expected; on a card the bytes are there after mover_settle. */
 enum fst_status tree_snapshot_runs(const struct tree *t, int32_t snapshot, kv_run_fn *f, void *ud);
 
 /* Let go; the hold is empty then. */

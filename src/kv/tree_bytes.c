@@ -1,8 +1,7 @@
 /* tree_bytes.c - snapshots of the prefix tree: found, taken, restored, adopted, dropped.
  *
  * A node's snapshots are a list, read to its end: what requests leave behind on one page are the ends of
- * turns in the same 256 tokens, and the budget bounds them all.  On a device each run of bytes is a copy
- * of its own, about five hundred for V4-Flash, which wants a gathering kernel before it is fast. */
+ * turns in the same 256 tokens, and the budget bounds them all.  mover.h copies their bytes. */
 #include <string.h>
 
 #include "kv/tree_int.h"
@@ -145,39 +144,10 @@ static void hang_up(struct tree *t, int32_t i, int32_t node)
 
 /* ------------------------------------------------------------------ bytes */
 
-struct copy {
-    const struct tree *t;
-    int32_t chunk;
-    int64_t at; /* in the chunk */
-    bool out;   /* from KV memory */
-};
-
-static enum fst_status copy_run(void *ud, uint8_t *run, size_t bytes)
+static struct mover_chunks chunks_of(const struct tree *t, int32_t i)
 {
-    struct copy *c = ud;
-    const struct device *d = c->t->kv->spec.device;
-    int64_t size = c->t->opts.chunk_bytes;
-    while (bytes > 0) {
-        if (c->at == size) {
-            c->chunk = c->t->chunk_next[c->chunk];
-            c->at = 0;
-        }
-        FST_ASSERT(c->chunk > 0);
-        size_t here = FST_MIN(bytes, (size_t)(size - c->at));
-        uint8_t *kept = c->t->arena + (int64_t)(c->chunk - 1) * size + c->at;
-        FST_TRY(device_copy(d, c->out ? kept : run, c->out ? run : kept, here));
-        c->at += (int64_t)here;
-        run += here;
-        bytes -= here;
-    }
-    return FST_OK;
-}
-
-static enum fst_status copy_bytes(const struct tree *t, int32_t i, int slot, bool out)
-{
-    const struct tree_snapshot *s = &t->snapshot[i];
-    struct copy c = {t, s->chunk, 0, out};
-    return kv_snapshot_runs(t->kv, slot, s->n, copy_run, &c);
+    return (struct mover_chunks){t->arena, t->chunk_next, t->opts.chunk_bytes,
+                                 t->snapshot[i].chunk};
 }
 
 /* ------------------------------------------------------------------ take, restore, drop */
@@ -255,7 +225,8 @@ enum fst_status tree_take(struct tree *t, int slot, const struct tree_salt *salt
         return FST_OK;
     }
     int32_t i = new_snapshot(t, n, bytes);
-    enum fst_status rc = copy_bytes(t, i, slot, true);
+    struct mover_chunks to = chunks_of(t, i);
+    enum fst_status rc = mover_take(&t->mover, slot, n, &to);
     if (rc < 0)
         put_back(t, i);
     else
@@ -315,7 +286,8 @@ enum fst_status tree_restore(struct tree *t, int slot, const struct tree_hit *hi
     FST_TRY(share(t, slot, s->node, n_positions, hold));
     hold->snapshot = hit->snapshot;
     tree_lock_snapshot(t, hold->snapshot);
-    if ((rc = copy_bytes(t, hold->snapshot, slot, false)) < 0) {
+    struct mover_chunks from = chunks_of(t, hold->snapshot);
+    if ((rc = mover_put(&t->mover, slot, s->n, &from)) < 0) {
         kv_slot_reset(t->kv, slot);
         tree_unlock(t, hold);
         return rc;
@@ -347,6 +319,7 @@ enum fst_status tree_expect(struct tree *t, int64_t n, int32_t *snapshot)
 {
     int64_t bytes = kv_snapshot_bytes(t->kv, n);
     FST_ASSERT(n > 0);
+    FST_TRY(mover_settle(&t->mover)); /* into chunks that are given away here */
     FST_TRY(make_room(t, bytes, div_up(bytes, t->opts.chunk_bytes)));
     *snapshot = new_snapshot(t, n, bytes);
     t->snapshot[*snapshot].expected = true;

@@ -37,8 +37,9 @@ struct server {
     int n_gens;
     uint64_t handles_taken, handles_given; /* engine requests submitted, freed */
     struct metrics m;
-    struct rng seeds;    /* of prompts that bring none */
-    struct hash128 salt; /* of this process: nobody outside can make two keys alike (gen.c) */
+    struct rng seeds; /* of prompts that bring none */
+    struct hash128
+        salt; /* of this process or its folder (secret.c): nobody outside can make two keys alike */
     int64_t drain_deadline_ms;
     bool cancelled_all;
     int64_t last_log_ns;
@@ -53,6 +54,7 @@ struct server {
         struct tokenizer *tok;
         struct chat_memory *memory;
         struct fst_engine_info info;
+        struct hash128 salt;
         enum chat_profile profile;
         enum fst_status rc;
         char message[1024];
@@ -94,6 +96,11 @@ const char *api_quote_value(char out[96], json_val *v);
 
 /* prefix + 24 random letters and digits. */
 void api_random_id(char out[64], const char *prefix);
+
+/* ------------------------------------------------------------------ kept prompts */
+
+/* secret.c: the folder's own, made at the first time.  FST_EIO, FST_EFORMAT, FST_EAGAIN name the file. */
+enum fst_status secret_of_folder(const char *dir, struct hash128 *out);
 
 /* ------------------------------------------------------------------ remembered calls */
 

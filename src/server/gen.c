@@ -292,6 +292,16 @@ static void wake(void *ud)
     loop_wake(ud);
 }
 
+/* Ids before the first user turn: the system text and the tools, which conversations share. */
+static size_t preamble(const struct gen *g, const struct tokenizer_ids *ids)
+{
+    int32_t user = tokenizer_specials(g->s->tok)->user;
+    for (size_t i = 0; g->kind == CHAT_STREAM_CHAT && i < ids->n; i++)
+        if (ids->id[i] == user)
+            return i;
+    return 0;
+}
+
 static bool start_choice(struct gen *g, struct gen_choice *c)
 {
     const struct gen_params *p = gen_params_of(c);
@@ -321,6 +331,7 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.report_prefix = g->report_cache;
     ro.ids = ids->id;
     ro.n_ids = ids->n;
+    ro.n_preamble = preamble(g, ids);
     ro.max_new_tokens = p->max_new;
     ro.min_new_tokens = p->min_new;
     ro.sampling = p->sampling;

@@ -123,6 +123,10 @@ static enum fst_status load(struct server *s)
     if (rc < 0)
         return rc;
     fst_engine_get_info(s->load.engine, &s->load.info);
+    const char *dir = s->load.info.kv_disk_dir;
+    s->load.salt = s->salt;
+    if (dir && secret_of_folder(dir, &s->load.salt) < 0)
+        log_warn("tiers", "prompts of this run will not be found again: %s", fst_error_text());
     int32_t named = tokenizer_vocab_size(s->load.tok);
     if (named > s->load.info.vocab_size)
         return fst_error(FST_EFORMAT, "%s: tokenizer.json names %d ids, the model has only %d rows",
@@ -179,6 +183,7 @@ static void loaded(struct server *s)
     s->tok = s->load.tok;
     s->memory = s->load.memory;
     s->info = s->load.info;
+    s->salt = s->load.salt;
     s->chat.profile = s->load.profile;
     if (s->load.rc < 0) {
         s->state = SERVER_FAILED;

@@ -1,5 +1,5 @@
 /* bench_kv.c - `bench kv`: what the prefix tree costs: finding a long prompt, taking and restoring snapshots of a
- * model's geometry, against a plain copy of as many bytes in the same run.  Memory of the host, no
+ * model's geometry, against a plain copy of as many bytes in the same run: memcpy, or over the bus of a card.  No
  * weights, no engine; the contents do not matter. */
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +17,10 @@ enum { TIMES = 15, KEPT = 4, TOKENS = 100000 };
 struct kv_bench {
     struct bench *b;
     struct weights *shape;
+    const struct device *device; /* NULL: the host */
+    struct pool *pool;
+    struct kernels kernels;
+    struct stream stream;
     struct kv kv;
     struct tree tree;
     int32_t *ids;
@@ -73,7 +77,21 @@ static enum fst_status open_all(struct kv_bench *k, const struct options *o)
         return fst_error(FST_EUNSUPPORTED, "--synthetic %s: its KV memory is not built", preset);
     snprintf(k->b->preset, sizeof k->b->preset, "%s", preset);
     k->b->cfg = k->shape->config;
-    snprintf(k->b->kernels, sizeof k->b->kernels, "none");
+    static const char *const devices[] = {"cpu", "cuda", "hip"};
+    FST_TRY(device_open(&k->device, devices[options_word(o, "device")]));
+    FST_TRY(pool_new(&k->pool, k->device ? 1 : (int)options_int(o, "threads", 0)));
+    if (k->device)
+        FST_TRY(kernels_of_device(&k->kernels, k->device, options_text(o, "kernels"),
+                                  PRECISION_NATIVE));
+    else
+        FST_TRY(kernels_select(&k->kernels, options_text(o, "kernels"), PRECISION_NATIVE));
+    FST_TRY(stream_init(&k->stream, k->device, k->pool, PRECISION_NATIVE, 0));
+    k->b->threads = pool_threads(k->pool);
+    snprintf(k->b->kernels, sizeof k->b->kernels, "%s", k->kernels.name);
+    if (k->device) {
+        snprintf(k->b->card, sizeof k->b->card, "%s", k->device->card);
+        snprintf(k->b->driver, sizeof k->b->driver, "%s", k->device->driver);
+    }
     snprintf(k->b->layout, sizeof k->b->layout, "%s",
              (const char *const[]){"unified-fp8", "unified-bf16",
                                    "paged"}[options_word(o, "kv-layout")]);
@@ -81,7 +99,8 @@ static enum fst_status open_all(struct kv_bench *k, const struct options *o)
     if (k->n < 2 * KERN_PAGE)
         return fst_error(FST_EINVAL, "--context of bench kv must be at least %d, got %lld",
                          2 * KERN_PAGE, (long long)k->n);
-    struct kv_spec spec = {.block = FST_MAX(k->b->cfg.gamma + 1, 2),
+    struct kv_spec spec = {.device = k->device,
+                           .block = FST_MAX(k->b->cfg.gamma + 1, 2),
                            .format = formats[options_word(o, "kv-layout")],
                            .index_format = options_word(o, "index-keys") ? INDEX_FP8 : INDEX_FP4,
                            .n_slots = 2,
@@ -90,12 +109,16 @@ static enum fst_status open_all(struct kv_bench *k, const struct options *o)
     model_kv_spec(k->shape, k->shape->n_stages > 0, &spec);
     FST_TRY(kv_init(&k->kv, &spec));
     tree_opts_default(&t);
+    t.kernels = &k->kernels;
+    t.stream = &k->stream;
+    if (k->device) /* as the engine's */
+        t.chunk_bytes = (int64_t)1 << 20;
     t.budget_bytes = KEPT * (kv_snapshot_bytes(&k->kv, KERN_PAGE - 1) + t.chunk_bytes);
     FST_TRY(tree_init(&k->tree, &k->kv, &t));
     k->copy_bytes = (size_t)kv_snapshot_bytes(&k->kv, KERN_PAGE - 1);
     k->ids = mem_alloc((size_t)k->n * sizeof *k->ids);
-    k->from = mem_calloc(1, k->copy_bytes);
-    k->to = mem_calloc(1, k->copy_bytes);
+    k->from = device_alloc_shared(k->device, k->copy_bytes);
+    k->to = device_alloc(k->device, k->copy_bytes);
     if (!k->ids || !k->from || !k->to)
         return fst_error(FST_ENOMEM, "bench: no memory");
     struct rng r;
@@ -107,19 +130,45 @@ static enum fst_status open_all(struct kv_bench *k, const struct options *o)
 }
 
 /* What a copy of a snapshot's bytes takes here: the ceiling of all rows. */
-static void copies(struct kv_bench *k)
+static enum fst_status copies(struct kv_bench *k)
 {
     for (int i = 0; i < TIMES; i++) {
         int64_t start = clock_ns();
-        memcpy(k->to, k->from, k->copy_bytes);
+        FST_TRY(device_copy(k->device, k->to, k->from, k->copy_bytes));
         k->us[i] = since_us(start);
-        k->from[(size_t)i] = k->to[k->copy_bytes - 1]; /* not to be left out */
+        k->from[(size_t)i] =
+            (uint8_t)(k->device ? i : k->to[k->copy_bytes - 1]); /* not to be left out */
     }
     qsort(k->us, TIMES, sizeof *k->us, by_time);
     k->b->m.read_bytes_s = (double)k->copy_bytes / k->us[TIMES / 2] * 1e6;
+    return FST_OK;
 }
 
-/* A snapshot at n, over and over, and a slot that goes on from it. */
+/* How long a card's stream is kept by taking the snapshot that was found, as a row of its own: from the first
+ * run of its list to the end of the launch that gathers them. */
+static enum fst_status take_stream(struct kv_bench *k, const struct tree_hit *hit, const char *kind,
+                                   double bytes)
+{
+    struct tree *t = &k->tree;
+    const struct mover_chunks to = {t->arena, t->chunk_next, t->opts.chunk_bytes,
+                                    t->snapshot[hit->snapshot].chunk};
+
+    if (!k->device || !k->device->mark)
+        return FST_OK;
+    for (int i = 0; i < TIMES; i++) {
+        FST_TRY(mover_settle(&t->mover));
+        FST_TRY(stream_mark(&k->stream, 0));
+        FST_TRY(mover_take(&t->mover, k->slot, hit->n_restore, &to));
+        FST_TRY(stream_mark(&k->stream, 1));
+        FST_TRY(stream_sync(&k->stream));
+        FST_TRY(stream_between(&k->stream, 0, 1, &k->us[i]));
+    }
+    FST_TRY(mover_settle(&t->mover));
+    return put(k, "kv/take_stream", kind, hit->n_restore, bytes);
+}
+
+/* A snapshot at n, over and over, and a slot that goes on from it.  On a card a call returns when its copies over
+ * the bus have begun (take) or its launch has (restore); the time is to the end of all. */
 static enum fst_status at(struct kv_bench *k, const char *kind, int64_t n)
 {
     const struct tree_salt salt = {{0}};
@@ -132,6 +181,7 @@ static enum fst_status at(struct kv_bench *k, const char *kind, int64_t n)
     for (int i = 0; i < TIMES; i++) {
         int64_t start = clock_ns();
         FST_TRY(tree_take(&k->tree, k->slot, &salt, k->ids, n, n, NULL));
+        FST_TRY(mover_settle(&k->tree.mover));
         k->us[i] = since_us(start);
         if (i + 1 < TIMES && !tree_drop(&k->tree, &salt, k->ids, n))
             return fst_error(FST_EINTERNAL, "bench: a snapshot at %lld is not found", (long long)n);
@@ -145,12 +195,14 @@ static enum fst_status at(struct kv_bench *k, const char *kind, int64_t n)
                              (long long)hit.n_restore, (long long)n);
         int64_t start = clock_ns();
         FST_TRY(tree_restore(&k->tree, slot, &hit, n + 1, &hold));
+        FST_TRY(mover_settle(&k->tree.mover));
         k->us[i] = since_us(start);
         tree_unlock(&k->tree, &hold);
         kv_slot_reset(&k->kv, slot);
     }
     kv_slot_close(&k->kv, slot);
-    return put(k, "kv/restore", kind, n, bytes);
+    FST_TRY(put(k, "kv/restore", kind, n, bytes));
+    return take_stream(k, &hit, kind, bytes);
 }
 
 static enum fst_status run(struct kv_bench *k)
@@ -159,7 +211,7 @@ static enum fst_status run(struct kv_bench *k)
     int64_t end = (k->n - 1) / KERN_PAGE * KERN_PAGE; /* of a page, one id left behind it */
     struct tree_hit hit;
 
-    copies(k);
+    FST_TRY(copies(k));
     FST_TRY(at(k, "most", end - 1));
     FST_TRY(at(k, "page", end));
     for (int i = 0; i < TIMES; i++) {
@@ -183,7 +235,9 @@ enum fst_status bench_kv(struct bench *b, const struct options *o)
     kv_release(&k.kv);
     weights_free(k.shape);
     mem_free(k.ids);
-    mem_free(k.from);
-    mem_free(k.to);
+    device_free_shared(k.device, k.from, k.copy_bytes);
+    device_free(k.device, k.to, k.copy_bytes);
+    stream_release(&k.stream);
+    pool_free(k.pool);
     return rc;
 }

@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import sys
+import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -10,6 +13,7 @@ from harness import Server, in_threads  # noqa: E402
 
 SIZE = os.environ.get("FST_TEST_SIZE", "ci")
 TURNS = 20 if SIZE == "long" else 8
+RESTARTS = 20 if SIZE == "long" else 4
 AGENTS, AGENT_TURNS = 8, 4 if SIZE == "long" else 2
 
 
@@ -84,6 +88,22 @@ class Talk:
                           for c in calls] or [{"role": "user", "content": ASKS[i % len(ASKS)]}]
 
 
+class Keyed:
+    """A server as the holder of a key sees it."""
+
+    def __init__(self, server, key):
+        self.server, self.headers = server, [("Authorization", "Bearer " + key)]
+
+    def get(self, path):
+        return self.server.get(path, self.headers)
+
+    def post(self, path, body):
+        return self.server.post(path, body, self.headers)
+
+    def chat(self, **body):
+        return self.post("/v1/chat/completions", body)
+
+
 class Agent(unittest.TestCase):
     def test_conversation(self):
         """Cached is at least the prompt and the answer before, less one.  The cold server gets the prompt that the
@@ -118,8 +138,8 @@ class Agent(unittest.TestCase):
         return r.json()
 
     def test_sub_agents(self):
-        """Eight agents with one preamble take turns with the conversation that started them: none computes the
-        preamble, and the conversation computes what is new in it."""
+        """Eight agents with the preamble of the conversation that started them take turns with it: none computes
+        the preamble, not the first either, and the conversation computes what is new in it."""
         with Server(fake=False) as s:
             main = Talk(self, [s], ASKS[0])
             main.turn(0)
@@ -129,22 +149,47 @@ class Agent(unittest.TestCase):
 
             def start(k):
                 first[k] = agents[k].turn(0)[0]
-            start(0)
-            start(1)  # the second to leave the shared pages marks the place
-            in_threads(AGENTS - 2, lambda k: start(k + 2))
-            for k in range(2, AGENTS):
-                self.assertGreaterEqual(first[k], preamble // 256 * 256, "helper %d" % k)
+            in_threads(AGENTS, start)
+            for k in range(AGENTS):
+                self.assertGreaterEqual(first[k], preamble, "helper %d" % k)
             for i in range(1, AGENT_TURNS):
                 in_threads(AGENTS, lambda k: agents[k].turn(i))
                 main.turn(i)
 
     def shared(self, s):
-        """Tokens that two of them have in common."""
+        """Tokens of the system text and the tools: two have them and the user's mark in common."""
         def ids(text):
             return s.post("/tokenize", {"messages": [{"role": "system", "content": SYSTEM},
                                                      {"role": "user", "content": text}], "tools": TOOLS}).json()["tokens"]
         a, b = ids("You are helper 1."), ids("What?")
-        return next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)
+        return next(i for i, (x, y) in enumerate(zip(a, b)) if x != y) - 1
+
+    def test_restart(self):
+        """Killed between turns, a server goes on where it was: cached as much, ids and log-probabilities the cold ones."""
+        with tempfile.TemporaryDirectory() as d, Server(fake=False, flags=["--disable-radix-cache"]) as cold:
+            flags = ["--kv-disk-dir", os.path.join(d, "kv"), "--tool-memory-dir", os.path.join(d, "calls"),
+                     "--api-key", "one", "--api-key", "two"]
+            t = Talk(self, [], ASKS[0])
+            for i in range(RESTARTS):
+                s = Server(fake=False, flags=flags)
+                try:
+                    t.servers = [Keyed(s, "one")]
+                    body = dict(t.kw, messages=json.loads(json.dumps(t.messages)))
+                    ids = t.servers[0].post("/tokenize", body).json()["tokens"]
+                    if i == 1:  # what is somebody's is nobody else's, on disk neither
+                        r = self.generate(Keyed(s, "two"), ids)
+                        self.assertEqual(r["meta_info"]["cached_tokens"], 0)
+                    t.turn(i)
+                    w, c = self.generate(t.servers[0], ids), self.generate(cold, ids)
+                    self.assertEqual(c["output_ids"], w["output_ids"])
+                    self.assertEqual(c["meta_info"]["output_token_logprobs"], w["meta_info"]["output_token_logprobs"])
+                    end = time.time() + 30
+                    while t.servers[0].get("/server_info").json()["internal_states"][0]["tier_queue"]:
+                        self.assertLess(time.time(), end)
+                        time.sleep(0.05)
+                finally:
+                    s.stop(signal.SIGKILL, -signal.SIGKILL)
+            self.assertGreater(t.known, 700)
 
     ASK = {"firesteel": {"cache": True}, "max_tokens": 4, "temperature": 0}
 

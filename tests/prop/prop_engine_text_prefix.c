@@ -33,6 +33,8 @@ static void test_residues(void **state)
 
     (void)state;
     for (size_t c = 0; c < FST_COUNT(cells); c++) {
+        if (!has_cell(c))
+            continue;
         fst_engine *e = open_engine(cells[c].o);
         cold_of(&cells[c].o);
         for (size_t i = 0; i < FST_COUNT(edges); i++)
@@ -51,6 +53,8 @@ static void test_turns(void **state)
 
     (void)state;
     for (size_t c = 0; c < FST_COUNT(cells); c++) {
+        if (!has_cell(c))
+            continue;
         fst_engine *e = open_engine(cells[c].o);
         static int32_t ids[CONTEXT];
         int n = 137, known = 0;
@@ -83,26 +87,34 @@ static void test_turns(void **state)
     }
 }
 
-/* Many behind one preamble: the second leaves it where no snapshot stands, all others find one there. */
-static void test_preamble(void **state)
+/* Many behind one preamble: the second leaves it where no snapshot stands, all others find one there.  Where
+ * the first says how long it is, the second does too, to the token. */
+static void share_preamble(bool told)
 {
     enum { SHARED = 600, OWN = 50, AGENTS = 8 };
     static int32_t ids[AGENTS][SHARED + OWN];
     fst_engine *e = open_engine((struct fst_engine_opts){0});
     struct answer a;
 
-    (void)state;
+    preamble = told ? SHARED : 0;
     cold_of(&(struct fst_engine_opts){0});
     for (int i = 0; i < AGENTS; i++) {
         memcpy(ids[i], stream, SHARED * sizeof **ids);
         memcpy(ids[i] + SHARED, stream + SHARED + 1 + 70 * i, OWN * sizeof **ids);
         size_t cached = ask(e, ids[i], SHARED + OWN, 4, &a);
         compare(&a, ids[i], SHARED + OWN, 4, "a shared preamble");
-        /* whole pages of it */
-        if (i > 1 && cached < SHARED / 256 * 256)
+        if (i > !told && cached < (told ? SHARED : SHARED / 256 * 256)) /* else whole pages of it */
             fail_msg("agent %d: %zu cached", i, cached);
     }
+    preamble = 0;
     fst_engine_close(e);
+}
+
+static void test_preamble(void **state)
+{
+    (void)state;
+    share_preamble(false);
+    share_preamble(true);
 }
 
 /* Nothing of one salt is found under another. */

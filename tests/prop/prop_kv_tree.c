@@ -579,6 +579,13 @@ static void day(struct world *w, uint64_t seed, uint64_t hash_mask, int n_steps)
     struct tree_opts o = {.budget_bytes = CHUNK * w->n_chunks + CHUNK - 1,
                           .chunk_bytes = CHUNK,
                           .hash_mask = hash_mask};
+    struct stream stream = {.precision = PRECISION_NATIVE};
+    struct kernels kernels;
+    kernels_init(&kernels, 0);
+    if (seed % 2) { /* else run by run */
+        o.kernels = &kernels;
+        o.stream = &stream;
+    }
     assert_int_equal(kv_init(&w->kv, &spec), FST_OK);
     assert_int_equal(tree_init(&w->t, &w->kv, &o), FST_OK);
     for (int i = 0; i < n_steps; i++) {

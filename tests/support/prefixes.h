@@ -28,6 +28,7 @@ static inline fst_engine *open_engine(struct fst_engine_opts o)
     fst_engine *e;
     o.model_dir = model_dir;
     o.kernels = getenv("FIRESTEEL_KERNELS");
+    o.device = getenv("FST_TEST_DEVICE"); /* cuda: the promise on a card */
     if (!o.context_length)
         o.context_length = CONTEXT;
     if (!o.max_running_requests)
@@ -37,6 +38,8 @@ static inline fst_engine *open_engine(struct fst_engine_opts o)
     return e;
 }
 
+static size_t preamble; /* of requests that are submitted */
+
 static inline fst_request *submit(fst_engine *e, const int32_t *ids, int n, int max_new,
                                   uint64_t salt)
 {
@@ -44,6 +47,7 @@ static inline fst_request *submit(fst_engine *e, const int32_t *ids, int n, int 
     fst_request *r;
 
     fst_request_opts_default(&o);
+    o.n_preamble = preamble;
     o.ids = ids;
     o.n_ids = (size_t)n;
     o.max_new_tokens = max_new;
@@ -107,6 +111,13 @@ static const struct {
     {"drafting, paged rows, chunks of 100", {.kv_layout = "paged", .chunked_prefill_size = 100}},
     {"drafts of two, fp8 rows", {.spec_block_size = 2}},
 };
+
+/* The device has this cell's layout. */
+static inline bool has_cell(size_t c)
+{
+    return !getenv("FST_TEST_DEVICE") || !cells[c].o.kv_layout ||
+           strcmp(cells[c].o.kv_layout, "paged");
+}
 
 static inline fst_engine *cold_of(const struct fst_engine_opts *o)
 {

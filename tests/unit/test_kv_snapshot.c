@@ -3,6 +3,7 @@
 #include "kv/snapshot.h"
 #include "kv/tree.h"
 #include "support/cm.h"
+#include "support/far.h"
 
 enum { SLOTS = 3, PAGES = 9, CONTEXT = 1200, ALL_MAX = 64 };
 
@@ -159,13 +160,35 @@ static void ids_of(int32_t *ids, int64_t n, uint64_t seed)
         ids[i] = test_below(&r, 1 << 17);
 }
 
+/* How bytes are copied: each run by itself, by a kernel, by a card's kernel and queues. */
+enum way { BY_RUN, BY_KERNEL, FAR_AWAY, WAYS };
+
+/* The card's memory within reach of this test, until its device is called. */
+static void reach(enum way way)
+{
+    if (way == FAR_AWAY)
+        far_open(PROT_READ | PROT_WRITE);
+}
+
 /* Snapshot of one slot at n, all memory changes, another slot goes on from it. */
 static void round_trip(enum row_format format, enum index_format index, int64_t n,
-                       int64_t chunk_bytes)
+                       int64_t chunk_bytes, enum way way)
 {
     static const struct tree_salt salt = {{1, 2, 3, 4}};
     struct kv_spec spec = spec_of(format, index);
     struct tree_opts o = {.budget_bytes = 8 << 20, .chunk_bytes = chunk_bytes, .hash_mask = ~0ull};
+    struct kernels k;
+    struct stream stream;
+    if (way == FAR_AWAY) {
+        spec.device = &far_device;
+        assert_true(far_device.kernels(&k, sizeof k, true));
+    } else
+        kernels_init(&k, kernels_probe());
+    assert_int_equal(stream_init(&stream, spec.device, NULL, PRECISION_NATIVE, 0), FST_OK);
+    if (way != BY_RUN) {
+        o.kernels = &k;
+        o.stream = &stream;
+    }
     struct kv kv;
     struct tree t;
     struct tree_hold none = {0}, hold = {0};
@@ -181,6 +204,7 @@ static void round_trip(enum row_format format, enum index_format index, int64_t 
     assert_int_equal(kv_slot_open(&kv, &from), FST_OK);
     assert_int_equal(kv_reserve(&kv, from, n + 7), FST_OK);
     kv_commit(&kv, from, n);
+    reach(way);
     fill(&kv, 1);
     save(&kv, &then);
     memcpy(then_pages, kv.pages + from * kv.page_stride, (size_t)kv.page_stride * 4);
@@ -191,12 +215,15 @@ static void round_trip(enum row_format format, enum index_format index, int64_t 
     memcpy(shared, kv.pages + from * kv.page_stride, sizeof shared);
     kv_slot_close(&kv, other);
     kv_slot_close(&kv, from);
+    assert_int_equal(mover_settle(&t.mover), FST_OK);
+    reach(way);
     fill(&kv, 2);
 
     assert_int_equal(kv_slot_open(&kv, &other), FST_OK); /* so that slots differ */
     assert_int_equal(kv_slot_open(&kv, &to), FST_OK);
     assert_int_not_equal(from, to);
     assert_int_equal(kv_reserve(&kv, other, 200), FST_OK);
+    reach(way);
     save(&kv, &now);
     tree_match(&t, &salt, ids, n + 1, &hit);
     assert_int_equal(hit.n_restore, n);
@@ -205,6 +232,8 @@ static void round_trip(enum row_format format, enum index_format index, int64_t 
     assert_int_equal(kv.slots[to].n_pages, n / 256 + 1);
     assert_memory_equal(kv.pages + to * kv.page_stride, shared, (size_t)(n / 256) * 4);
     assert_int_equal(tree_check(&t), FST_OK);
+    assert_int_equal(mover_settle(&t.mover), FST_OK);
+    reach(way);
     struct pair p = {&kv, &now, &then, from, to, then_pages};
     expect_all(&p, n);
     for (int b = 0; b < kv.n_blocks; b++)
@@ -215,6 +244,7 @@ static void round_trip(enum row_format format, enum index_format index, int64_t 
     forget(&kv, &then);
     tree_release(&t);
     kv_release(&kv);
+    stream_release(&stream);
 }
 
 static void test_all_formats(void **state)
@@ -225,14 +255,15 @@ static void test_all_formats(void **state)
     for (size_t f = 0; f < FST_COUNT(row_formats); f++)
         for (size_t k = 0; k < FST_COUNT(key_formats); k++)
             for (size_t i = (f + k) % 2; i < FST_COUNT(at); i += test_size(1, 1, 4))
-                round_trip(row_formats[f], key_formats[k], at[i], i % 2 ? 4096 : 64 * 129);
+                round_trip(row_formats[f], key_formats[k], at[i], i % 2 ? 4096 : 64 * 129,
+                           (enum way)((f + i / 2) % WAYS));
 }
 
 static void test_every_position(void **state)
 {
     (void)state;
     for (int64_t n = 1; n < 600; n += test_size(29, 1, 97))
-        round_trip(ROW_PAGED, INDEX_FP4, n, 65536);
+        round_trip(ROW_PAGED, INDEX_FP4, n, 65536, (enum way)(n % WAYS));
 }
 
 /* Bytes are those of the sizing formulas: decision figures and budgets speak of them. */
