@@ -124,6 +124,7 @@ struct fst_engine {
     struct tree tree; /* where `prefix` says that there is one */
     bool prefix;
     struct tiers *tiers; /* below the tree; NULL: none */
+    bool flushing;       /* a flush waits for copies; until then nothing is known of any prompt */
     char *kv_disk_dir;   /* owned */
     bool check_memory;
     struct model *model;

@@ -220,8 +220,13 @@ static void check(const fst_engine *e)
 
 void prefix_poll(fst_engine *e)
 {
-    if (e->tiers)
-        tiers_poll(e->tiers);
+    if (!e->tiers)
+        return;
+    tiers_poll(e->tiers);
+    if (e->flushing && !tiers_copying(e->tiers)) { /* what was being copied has stayed */
+        tree_flush(&e->tree);
+        e->flushing = false;
+    }
 }
 
 void prefix_post(fst_engine *e)
@@ -289,6 +294,9 @@ static struct fst_prefix_report report(const fst_engine *e, const fst_request *r
         p.reason = e->prefix ? FST_PREFIX_SCORED : FST_PREFIX_OFF;
         return p;
     }
+    p.reason = FST_PREFIX_NEW;
+    if (e->flushing) /* nothing was looked for */
+        return p;
     int64_t same = tree_common(&e->tree, salt, r->ids, r->n_known, hit, &differs);
     p.same = (size_t)same;
     if (hit->n_restore == r->n_known - 1)
@@ -309,9 +317,10 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
 
     r->n_committed = r->n_kept = r->n_fork = 0;
     /* Every row of a prompt that is scored has to be computed. */
-    if (e->prefix && !r->scores_prompt)
+    bool known = e->prefix && !e->flushing && !r->scores_prompt;
+    if (known)
         tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);
-    if (e->tiers && !r->scores_prompt && r->n_loads < PREFIX_LOADS) {
+    if (known && e->tiers && r->n_loads < PREFIX_LOADS) {
         enum fst_status rc = tiers_load(e->tiers, slot, &salt, r->ids, r->n_known, &hit, &r->hold);
         r->n_loads += rc == FST_OK;
         if (rc != FST_EAGAIN)
@@ -396,8 +405,10 @@ void prefix_flush(fst_engine *e)
 {
     if (e->prefix)
         tree_flush(&e->tree);
-    if (e->tiers)
-        tiers_clear(e->tiers);
+    if (!e->tiers)
+        return;
+    tiers_clear(e->tiers);
+    e->flushing = tiers_copying(e->tiers);
 }
 
 void prefix_close(fst_engine *e)

@@ -171,6 +171,14 @@ static void test_salt(void **state)
     push_out(e, 2);
     assert_int_equal(collect(submit(e, stream, 300, 3, 2), &a), 299);
     assert_true(stats_of(e).loads > s.loads);
+    /* At any moment of its copies. */
+    for (int i = 0; i < test_size(20, 200, 3); i++) {
+        ask(e, stream, 600, 1, &a);
+        usleep((useconds_t)(100 * (i % 7)));
+        fst_engine_flush_prefixes(e);
+        assert_int_equal(ask(e, stream, 600, 1, &a), 0);
+        fst_engine_flush_prefixes(e);
+    }
     fst_engine_close(e);
 }
 
@@ -189,6 +197,11 @@ static void test_policies(void **state)
         assert_int_equal(ask(e, stream, 310, 3, &a), 299);
         if (p == 0)
             assert_true(settled(e).tier[0].n_put > 0);
+        /* Few chunks are left, so all goes there bit by bit: a page and four snapshots. */
+        for (int waited = 0; p == 1 && stats_of(e).tier[0].n_put < 5; waited++) {
+            assert_true(waited < 60000);
+            usleep(1000);
+        }
         push_out(e, p);
         size_t cached = ask(e, stream, 320, 3, &a);
         compare(&a, stream, 320, 3, policies[p]);

@@ -57,6 +57,7 @@ static inline fst_request *submit(fst_engine *e, const int32_t *ids, int n, int 
     o.ignore_eos = true;
     o.logprobs = true;
     o.cache_salt[0] = salt;
+    o.report_prefix = n % 3 == 0;
     if (fst_request_submit(e, &o, &r) < 0)
         fail_msg("%d ids: %s", n, fst_error_text());
     return r;
