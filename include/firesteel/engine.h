@@ -126,6 +126,7 @@ struct fst_engine_stats {
     int n_tiers;
     struct fst_tier_stats tier[FST_TIERS_MAX];
     uint64_t requests, finished, aborted, failed, retracted;
+    uint64_t resumed_tokens; /* that requests which had lost their places did not compute again */
     uint64_t prefill_rows, decode_rows, verify_rows, draft_rounds;
     double last_decode_tok_s; /* over the last decode window of 40 steps */
     int64_t last_step_ns;     /* CLOCK_MONOTONIC of the last finished step; 0 before the first */

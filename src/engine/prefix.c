@@ -335,7 +335,9 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
         return kv_reserve(&e->kv, slot, r->n_known);
     FST_TRY(tree_restore(&e->tree, slot, &hit, r->n_known, &r->hold));
     r->n_committed = r->n_kept = hit.n_restore;
-    if (!r->counted_prompt) {
+    if (r->counted_prompt)
+        e->stats.resumed_tokens += (uint64_t)hit.n_restore;
+    else {
         r->n_cached = FST_MIN(hit.n_restore, r->n_prompt);
         e->stats.cached_tokens += (uint64_t)r->n_cached;
     }

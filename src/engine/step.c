@@ -290,6 +290,8 @@ static void retract_last(fst_engine *e)
         request_publish(r);
     r->due = false;
     e->stats.retracted++;
+    /* What it has computed stays as long as its pages are not needed, or goes to a tier. */
+    prefix_keep(e, r, r->n_committed, true);
     back_to_line(e, r);
 }
 

@@ -283,8 +283,10 @@ static void test_retraction(void **state)
     assert_int_equal(s.slots_used, 0);
     assert_int_equal(s.kv_tokens_used, 0);
     assert_true(s.retracted > 0);
+    assert_true(s.resumed_tokens > 0);
     fst_engine_close(e);
-    printf("%llu times a request lost its place and resumed\n", (unsigned long long)s.retracted);
+    printf("%llu times a request lost its place and resumed, %llu tokens kept\n",
+           (unsigned long long)s.retracted, (unsigned long long)s.resumed_tokens);
 }
 
 static int load(void **state)
