@@ -15,16 +15,21 @@ enum fst_status secret_of_folder(const char *dir, struct hash128 *out)
     struct file_log f = {0};
     struct hash128 made = {rng_os(), rng_os()};
     FST_TRY(file_join(path, sizeof path, dir, "secret"));
-    enum fst_status rc = file_log_open(&f, path);
-    if (rc == FST_OK && f.size == 0)
-        rc = file_log_append(&f, path, &made, sizeof made);
-    if (rc == FST_OK)
-        rc = file_read(&text, path, 4096);
+    enum fst_status rc = file_read(&text, path, 4096);
+    /* Opened to write only when there is none: what lies in a folder that cannot be written is found too. */
+    if (rc == FST_ENOTFOUND || (rc == FST_OK && text.len == 0)) {
+        rc = file_log_open(&f, path);
+        if (rc == FST_OK && f.size == 0)
+            rc = file_log_append(&f, path, &made, sizeof made);
+        buf_reset(&text);
+        if (rc == FST_OK)
+            rc = file_read(&text, path, 4096);
+        file_log_release(&f);
+    }
     if (rc == FST_OK && text.len != sizeof *out)
         rc = fst_error(FST_EFORMAT, "%s: %zu bytes, expected %zu", path, text.len, sizeof *out);
     if (rc == FST_OK)
         memcpy(out, buf_str(&text), sizeof *out);
-    file_log_release(&f);
     buf_release(&text);
     return rc;
 }

@@ -306,6 +306,12 @@ static void on_signal(void *ud, int signum)
     drain_step(s, loop_now_ms(s->loop));
 }
 
+/* The loop hears no signals any more, and the engine may have much to write. */
+static void end_at_once(int signum)
+{
+    _exit(128 + signum);
+}
+
 static void refuse(void *ud, int status, const char *why, struct buf *out)
 {
     (void)ud;
@@ -436,8 +442,11 @@ enum fst_status server_run(const struct server_opts *o)
     snprintf(message, sizeof message, "%s", rc < 0 ? fst_error_text() : "");
     /* Clients that are still there are let go first: their requests go back to the engine while
      * it lives, and the engine goes before the loop that it wakes. */
-    if (s->loop)
+    if (s->loop) {
         loop_close_all(s->loop);
+        signal(SIGINT, end_at_once);
+        signal(SIGTERM, end_at_once);
+    }
     FST_ASSERT(!s->gens);
     FST_ASSERT(s->handles_taken == s->handles_given);
     fst_engine_close(s->engine);

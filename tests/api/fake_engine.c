@@ -13,7 +13,7 @@
  *    "hang": false,        the step thread stops while true in the script of a running request
  *    "beat": false}        and while it hangs, it shows signs of life, as a long step does
  *
- * FST_FAKE_OPEN_MS delays opening, FST_FAKE_OPEN_FAIL makes it fail. */
+ * FST_FAKE_OPEN_MS delays opening, FST_FAKE_OPEN_FAIL makes it fail, FST_FAKE_CLOSE_MS delays closing. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -289,8 +289,11 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
 
 void fst_engine_close(fst_engine *e)
 {
+    const char *ms = getenv("FST_FAKE_CLOSE_MS");
     if (!e)
         return;
+    for (int64_t left = ms ? strtoll(ms, NULL, 10) : 0; left > 0; left -= 10)
+        usleep(10000);
     pthread_mutex_lock(&e->lock);
     e->stop = true;
     pthread_mutex_unlock(&e->lock);

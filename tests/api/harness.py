@@ -155,9 +155,9 @@ def events(body):
 
 
 class Server:
-    """A server process.  fake: over the scripted engine, in a folder of its own."""
+    """A server process.  fake: over the scripted engine, in a folder of its own.  user: whose it is, not ours."""
 
-    def __init__(self, fake=True, flags=(), env=None, wait=True, script=None, tokenizer=None):
+    def __init__(self, fake=True, flags=(), env=None, wait=True, script=None, tokenizer=None, user=None):
         self.port = free_port()
         self.fake = fake
         self.dir = tempfile.mkdtemp(prefix="firesteel-test-")
@@ -169,7 +169,7 @@ class Server:
         self.proc = subprocess.Popen(
             [program("firesteel-fake" if fake else "firesteel"), "serve", "--model", model,
              "--served-model-name", "test", "--port", str(self.port)] + list(flags),
-            stdout=self.log, stderr=subprocess.STDOUT, env=dict(os.environ, **(env or {})))
+            stdout=self.log, stderr=subprocess.STDOUT, env=dict(os.environ, **(env or {})), user=user)
         if wait:
             self.wait_ready()
 

@@ -191,6 +191,28 @@ class Agent(unittest.TestCase):
                     s.stop(signal.SIGKILL, -signal.SIGKILL)
             self.assertGreater(t.known, 700)
 
+    def test_read_only_folder(self):
+        """What is kept in a folder that cannot be written is given out."""
+        ids = [0] + [10 + 7 * i % 3000 for i in range(599)]
+        with tempfile.TemporaryDirectory() as d:
+            kv = os.path.join(d, "kv")
+            with Server(fake=False, flags=["--kv-disk-dir", kv]) as s:
+                w = self.generate(s, ids)
+            os.chmod(d, 0o755)
+            for path, _, files in list(os.walk(kv)):
+                os.chmod(path, 0o555)
+                for f in files:
+                    os.chmod(os.path.join(path, f), 0o444)
+            try:
+                with Server(fake=False, flags=["--kv-disk-dir", kv], user=None if os.getuid() else 65534) as s:
+                    g = self.generate(s, ids)
+                    self.assertIn("disk read-only", s.output())
+                    self.assertEqual(g["meta_info"]["cached_tokens"], 599)
+                    self.assertEqual(g["output_ids"], w["output_ids"])
+            finally:
+                for path, _, _ in os.walk(kv):
+                    os.chmod(path, 0o700)
+
     ASK = {"firesteel": {"cache": True}, "max_tokens": 4, "temperature": 0}
 
     def test_report(self):
