@@ -50,10 +50,12 @@ struct fst_engine_opts {
     /* Tiers below the prefixes that are kept: what those let go, and prompts may still go on from. */
     int64_t
         kv_host_bytes; /* host memory; 0: none; -1: twice the KV pages, a quarter of what is left at most.  Less is left: one line, and none */
-    const char *kv_host_layout;  /* "page_first_direct"; "layer_first" */
-    const char *kv_disk_dir;     /* folder of the tier on disk; NULL: none */
-    int64_t kv_disk_bytes;       /* its budget; 0: 4 GiB */
-    const char *kv_write_policy; /* "write_through"; "write_through_selective", "write_back" */
+    const char *kv_host_layout;       /* "page_first_direct"; "layer_first" */
+    const char *kv_disk_dir;          /* folder of the tier on disk; NULL: none */
+    int64_t kv_disk_bytes;            /* its budget; 0: 4 GiB */
+    int64_t kv_disk_write_bytes_hour; /* that may be written in any hour; 0: no limit */
+    bool kv_disk_zstd;                /* compressed, where that makes an object smaller */
+    const char *kv_write_policy;      /* "write_through"; "write_through_selective", "write_back" */
     bool
         check_memory; /* tests: after every step all of KV memory is accounted for, or the process ends */
     bool disable_cuda_graph;   /* launch kernel by kernel on a card; results are the same */

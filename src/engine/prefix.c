@@ -70,11 +70,24 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
 }
 
 /* What the bytes of pages and snapshots depend on. */
+/* Of the program: another build may round otherwise. */
+static uint64_t build_digest(void)
+{
+    struct file_map m = {0};
+    uint64_t h = 0;
+
+    if (file_map_open(&m, "/proc/self/exe") == FST_OK)
+        h = hash64(m.data, m.size, 0);
+    file_map_release(&m);
+    return h;
+}
+
 static void name_numerics(const fst_engine *e, char *out, size_t size)
 {
-    snprintf(out, size, "kv1 rows=%s keys=%s precision=%s kernels=%s layers=%d window=%d",
+    snprintf(out, size,
+             "kv1 rows=%s keys=%s precision=%s kernels=%s layers=%d window=%d build=%016llx",
              e->info.kv_layout, e->info.index_keys, e->info.precision, e->kernels.name,
-             e->kv.spec.n_layers, e->window);
+             e->kv.spec.n_layers, e->window, (unsigned long long)build_digest());
 }
 
 /* Tensors, and what config.json says about them. */
@@ -105,6 +118,8 @@ static enum fst_status open_disk(fst_engine *e, const struct fst_engine_opts *o,
     d.weights = weights;
     if (o->kv_disk_bytes)
         d.budget_bytes = o->kv_disk_bytes;
+    d.write_bytes_hour = o->kv_disk_write_bytes_hour;
+    d.zstd = o->kv_disk_zstd;
     enum fst_status rc = disk_open(&stores[*n], &d);
     if (rc == FST_EINVAL)
         return rc;

@@ -561,6 +561,8 @@ static void drain(struct tiers *x)
         lasts |= x->store[i]->lasts;
     if (!lasts)
         return;
+    log_info("tiers", "what is kept is written before the end pages=%lld snapshots=%lld",
+             (long long)x->tree->n_nodes, (long long)x->tree->n_snapshots);
     tiers_wait(x);
     x->draining = true;
     enqueue_all(x);

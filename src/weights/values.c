@@ -3,6 +3,7 @@
  * The first is looked at only on request: on a real checkpoint it reads 149 GiB. */
 #include <inttypes.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/hash.h"
 #include "weights/safetensors.h"
@@ -114,15 +115,29 @@ enum fst_status weights_check_values(const struct weights *w)
     return FST_OK;
 }
 
+/* Size and time of a file, so that one which was changed in place where no sample lies is another one.  A copy
+ * without its times is too: what was kept for it is computed again. */
+static uint64_t digest_file(const char *path, uint64_t h)
+{
+    struct stat st;
+    if (stat(path, &st) < 0)
+        return h;
+    int64_t v[3] = {st.st_size, st.st_mtim.tv_sec, st.st_mtim.tv_nsec};
+    return hash64(v, sizeof v, h);
+}
+
 uint64_t weights_digest(const struct weights *w)
 {
     enum { PIECE = 256 }; /* of its beginning, its middle and its end */
     struct weights_tensor t;
+    const char *file = "";
     uint64_t h = 0;
     for (int64_t i = 0; i < weights_n_tensors(w); i++) {
         weights_tensor_at(w, i, &t);
         size_t n = (size_t)FST_MIN(t.bytes, PIECE);
         const uint8_t *at = t.data;
+        if (strcmp(t.file, file) != 0)
+            h = digest_file(file = t.file, h);
         h = hash64(t.name, strlen(t.name), h);
         h = hash64(t.dtype, strlen(t.dtype), h);
         h = hash64(t.shape, (size_t)t.n_dims * sizeof *t.shape, h);

@@ -157,7 +157,8 @@ def events(body):
 class Server:
     """A server process.  fake: over the scripted engine, in a folder of its own.  user: whose it is, not ours."""
 
-    def __init__(self, fake=True, flags=(), env=None, wait=True, script=None, tokenizer=None, user=None):
+    def __init__(self, fake=True, flags=(), env=None, wait=True, script=None, tokenizer=None, user=None,
+                 model=None):
         self.port = free_port()
         self.fake = fake
         self.dir = tempfile.mkdtemp(prefix="firesteel-test-")
@@ -165,7 +166,7 @@ class Server:
         if fake:
             shutil.copy(tokenizer or os.path.join(MODEL, "tokenizer.json"), self.dir)
             self.script(**(script or {"text": "ok"}))
-        model = self.dir if fake else MODEL
+        model = self.dir if fake else model or MODEL
         self.proc = subprocess.Popen(
             [program("firesteel-fake" if fake else "firesteel"), "serve", "--model", model,
              "--served-model-name", "test", "--port", str(self.port)] + list(flags),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -9,7 +10,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Server, in_threads  # noqa: E402
+from harness import MODEL, Server, in_threads  # noqa: E402
 
 SIZE = os.environ.get("FST_TEST_SIZE", "ci")
 TURNS = 20 if SIZE == "long" else 8
@@ -212,6 +213,35 @@ class Agent(unittest.TestCase):
             finally:
                 for path, _, _ in os.walk(kv):
                     os.chmod(path, 0o700)
+
+    def test_another_checkpoint_or_secret(self):
+        """Rows of weights that were changed in place are nobody's; a secret that is none is made anew, once."""
+        ids = [0] + [10 + 7 * i % 3000 for i in range(399)]
+        with tempfile.TemporaryDirectory() as d:
+            kv, model = os.path.join(d, "kv"), os.path.join(d, "model")
+            shutil.copytree(MODEL, model)
+            shard = os.path.join(model, sorted(f for f in os.listdir(model) if f.endswith(".safetensors"))[0])
+            then = os.stat(shard).st_mtime_ns
+
+            def cached():
+                with Server(fake=False, model=model, flags=["--kv-disk-dir", kv]) as s:
+                    return self.generate(s, ids)["meta_info"]["cached_tokens"], s.output()
+            self.assertEqual(cached()[0], 0)
+            self.assertEqual(cached()[0], 399)
+            os.utime(shard, ns=(then, then + 1))
+            self.assertEqual(cached()[0], 0)
+            os.utime(shard, ns=(then, then))
+            self.assertEqual(cached()[0], 399)
+            for junk in (b"short", b"x" * 5000):
+                with open(os.path.join(kv, "secret"), "wb") as f:
+                    f.write(junk)
+                n, log = cached()
+                self.assertEqual(n, 0)
+                self.assertIn("made anew", log)
+                n, log = cached()
+                self.assertEqual(n, 399)
+                self.assertNotIn("made anew", log)
+            self.assertEqual(os.stat(os.path.join(kv, "secret")).st_mode & 0o777, 0o600)
 
     ASK = {"firesteel": {"cache": True}, "max_tokens": 4, "temperature": 0}
 
