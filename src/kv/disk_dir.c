@@ -53,6 +53,11 @@ enum fst_status disk_dir_open(struct disk_dir *d, const char *path, enum disk_ac
         return errno == ENOTDIR  ? fst_error(FST_EIO, "%s: is a file, expected a folder", path)
                : errno == ENOENT ? fst_error(FST_ENOTFOUND, "%s: no such folder", path)
                                  : failed(d, "cannot open");
+    struct stat st;
+    if (access != DISK_USE && disk_sys_stat_at(d->fd, "objects", &st) < 0 && errno == ENOENT) {
+        disk_dir_release(d); /* some other folder: nothing is made in it, a lock neither */
+        return fst_error(FST_ENOTFOUND, "%s: keeps no prompts: it has no folder objects", path);
+    }
     if (access == DISK_LOOK)
         return FST_OK;
     rc = lock(d);

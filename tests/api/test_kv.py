@@ -104,7 +104,7 @@ class Kv(Folder):
         self.assertEqual(run_json("kv", "verify", "--dir", self.kv)["n"], 3)
 
     def test_wrong_usage(self):
-        os.mkdir(self.kv)
+        os.makedirs(os.path.join(self.kv, "objects"))
         here = ("--dir", self.kv)
         for args, status, text in (
                 ((), 2, "`list`, `verify` or `prune`"), (("lists",) + here, 2, "lists"), (("list",), 2, "--dir"),
@@ -112,12 +112,16 @@ class Kv(Folder):
                 (("prune", "--others") + here, 2, "--numerics"), (("list", "--budget", "1") + here, 2, "--budget"),
                 (("list", "--dir", self.kv + "/none"), 3, self.kv + "/none: no such folder"),
                 (("verify", "--dir", self.kv + "/none"), 3, self.kv + "/none: no such folder"),
+                (("list", "--dir", self.dir), 3, self.dir + ": keeps no prompts"),
+                (("verify", "--dir", self.dir), 3, self.dir + ": keeps no prompts"),
+                (("prune", "--budget", "0", "--dir", self.dir), 3, self.dir + ": keeps no prompts"),
                 (("list", "--dir", __file__), 3, "is a file, expected a folder")):
             err = run("kv", *args, expect=status).stderr.decode()
             self.assertIn(text, err)
             self.assertEqual(err.count("\n"), 1, err)
         self.assertEqual(run_json("kv", "list", *here), {"objects": [], "n": 0, "bytes": 0, "n_bad": 0})
-        self.assertEqual(os.listdir(self.kv), [])  # looking leaves nothing behind
+        self.assertEqual(os.listdir(self.kv), ["objects"])  # looking leaves nothing behind
+        self.assertEqual(sorted(os.listdir(self.dir)), ["kv"])
 
     def test_output_that_cannot_be_written(self):
         self.fill()
