@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "kv/chain.h"
 #include "kv/host.h"
 
 struct object {
@@ -177,27 +178,9 @@ static void use(struct host *h, int32_t i)
 
 /* ------------------------------------------------------------------ make, remove; the lock is held */
 
-static void give_frames(struct host *h, int32_t first, int32_t n)
+static struct chain_pool frame_pool(struct host *h)
 {
-    int32_t last = first;
-    for (int32_t i = 1; i < n; i++)
-        last = h->next[last];
-    h->next[last] = h->free;
-    h->free = first;
-    h->n_free += n;
-}
-
-static int32_t take_frames(struct host *h, int32_t n)
-{
-    int32_t first = h->free, last = first;
-    FST_ASSERT(n > 0);
-    FST_ASSERT(n <= h->n_free);
-    for (int32_t i = 1; i < n; i++)
-        last = h->next[last];
-    h->free = h->next[last];
-    h->next[last] = 0;
-    h->n_free -= n;
-    return first;
+    return (struct chain_pool){h->next, &h->free, &h->n_free};
 }
 
 static void hang_tail(struct host *h, int32_t i)
@@ -237,7 +220,7 @@ static void remove_object(struct host *h, int32_t i)
     list_remove(h, i);
     h->store.stats.n_objects--;
     h->store.stats.bytes -= (uint64_t)x->bytes;
-    give_frames(h, i, x->n_frames);
+    chain_give(frame_pool(h), i, x->n_frames);
     *x = (struct object){0};
 }
 
@@ -326,7 +309,7 @@ static int32_t begin_put(struct host *h, struct store_put *p, size_t bytes, int3
         return 0;
     }
     *n_frames = (int32_t)n;
-    return take_frames(h, *n_frames);
+    return chain_take(frame_pool(h), *n_frames);
 }
 
 static void host_put(struct store *s, struct store_put *p, int n)

@@ -4,6 +4,7 @@
  * turns in the same 256 tokens, and the budget bounds them all.  mover.h copies their bytes. */
 #include <string.h>
 
+#include "kv/chain.h"
 #include "kv/tree_int.h"
 
 /* ------------------------------------------------------------------ find */
@@ -79,33 +80,15 @@ static void touch(struct tree *t, int32_t i)
 
 /* ------------------------------------------------------------------ chunks, and the list of a node */
 
-static void give_chunks(struct tree *t, int32_t first, int32_t n)
+static struct chain_pool chunk_pool(struct tree *t)
 {
-    int32_t last = first;
-    for (int32_t i = 1; i < n; i++)
-        last = t->chunk_next[last];
-    t->chunk_next[last] = t->free_chunk;
-    t->free_chunk = first;
-    t->n_free_chunks += n;
-}
-
-static int32_t take_chunks(struct tree *t, int32_t n)
-{
-    int32_t first = t->free_chunk, last = first;
-    FST_ASSERT(n > 0);
-    FST_ASSERT(n <= t->n_free_chunks);
-    for (int32_t i = 1; i < n; i++)
-        last = t->chunk_next[last];
-    t->free_chunk = t->chunk_next[last];
-    t->chunk_next[last] = 0;
-    t->n_free_chunks -= n;
-    return first;
+    return (struct chain_pool){t->chunk_next, &t->free_chunk, &t->n_free_chunks};
 }
 
 static void put_back(struct tree *t, int32_t i)
 {
     struct tree_snapshot *s = &t->snapshot[i];
-    give_chunks(t, s->chunk, s->n_chunks);
+    chain_give(chunk_pool(t), s->chunk, s->n_chunks);
     *s = (struct tree_snapshot){.next = t->free_snapshot};
     t->free_snapshot = i;
 }
@@ -192,7 +175,7 @@ static int32_t new_snapshot(struct tree *t, int64_t n, int64_t bytes)
     FST_ASSERT(i > 0); /* every snapshot has a chunk, so one is left where chunks are */
     t->free_snapshot = s->next;
     *s = (struct tree_snapshot){
-        .n = n, .chunk = take_chunks(t, chunks), .n_chunks = chunks, .bytes = bytes};
+        .n = n, .chunk = chain_take(chunk_pool(t), chunks), .n_chunks = chunks, .bytes = bytes};
     return i;
 }
 

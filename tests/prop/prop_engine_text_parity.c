@@ -30,17 +30,7 @@ static uint64_t n_verify, n_accepted, n_cells;
 
 static fst_engine *open_engine(struct fst_engine_opts o)
 {
-    fst_engine *e;
-    o.model_dir = model_dir;
-    o.kernels = getenv("FIRESTEEL_KERNELS");
-    o.device = getenv("FST_TEST_DEVICE"); /* cuda: the promise on a card */
-    if (!o.context_length)
-        o.context_length = CONTEXT;
-    if (!o.max_running_requests)
-        o.max_running_requests = 16;
-    if (fst_engine_open(&e, &o) < 0)
-        fail_msg("%s", fst_error_text());
-    return e;
+    return engine_of_test(o, model_dir, CONTEXT, 16);
 }
 
 static fst_request *submit(fst_engine *e, int prompt, int temp)

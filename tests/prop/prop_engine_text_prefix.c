@@ -137,10 +137,9 @@ static void test_salt(void **state)
 /* Many at once, few pages, few bytes, some cancelled: what is kept goes, answers stay. */
 static void test_pressure(void **state)
 {
-    enum { N = 8 };
     fst_engine *e = open_engine((struct fst_engine_opts){.context_length = 1024,
                                                          .max_total_tokens = 3072,
-                                                         .max_running_requests = N,
+                                                         .max_running_requests = CROWD,
                                                          .prefix_cache_bytes = 8 << 20});
     struct fst_engine_stats s;
     struct test_rng r = {.s = 9};
@@ -148,25 +147,8 @@ static void test_pressure(void **state)
 
     (void)state;
     cold_of(&(struct fst_engine_opts){0});
-    for (int round = 0; round < rounds; round++) {
-        fst_request *req[N];
-        int first[N], len[N];
-        for (int i = 0; i < N; i++) {
-            first[i] = 256 * test_below(&r, 3); /* of several streams, cut at several places */
-            len[i] = 100 + 40 * test_below(&r, 18);
-            req[i] = submit(e, stream + first[i], len[i], MAX_NEW, 0);
-        }
-        for (int i = 0; i < N; i++) {
-            struct answer a;
-            if (test_below(&r, 4) == 0) {
-                usleep((useconds_t)test_below(&r, 20000));
-                fst_request_free(req[i]);
-                continue;
-            }
-            collect(req[i], &a);
-            compare(&a, stream + first[i], len[i], MAX_NEW, "few pages");
-        }
-    }
+    for (int round = 0; round < rounds; round++)
+        crowd(e, &r);
     do { /* those that were cancelled leave at the next step */
         usleep(1000);
         fst_engine_get_stats(e, &s);

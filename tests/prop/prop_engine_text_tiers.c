@@ -214,7 +214,6 @@ static void test_policies(void **state)
 /* Many at once, few pages, a small tier, some cancelled while they wait for it. */
 static void test_pressure(void **state)
 {
-    enum { N = 8 };
     struct test_rng r = {.s = 9};
     int rounds = test_size(5, 200, 1);
 
@@ -224,29 +223,12 @@ static void test_pressure(void **state)
         fst_engine *e =
             open_tiered((struct fst_engine_opts){.context_length = 1024,
                                                  .max_total_tokens = 2048 + 1024 * p,
-                                                 .max_running_requests = N,
+                                                 .max_running_requests = CROWD,
                                                  .prefix_cache_bytes = 8 << 20,
                                                  .kv_host_bytes = p ? 64 << 20 : 6 << 20,
                                                  .kv_write_policy = p ? NULL : "write_back"});
-        for (int round = 0; round < rounds; round++) {
-            fst_request *req[N];
-            int first[N], len[N];
-            for (int i = 0; i < N; i++) {
-                first[i] = 256 * test_below(&r, 3); /* of several streams, cut at several places */
-                len[i] = 100 + 40 * test_below(&r, 18);
-                req[i] = submit(e, stream + first[i], len[i], MAX_NEW, 0);
-            }
-            for (int i = 0; i < N; i++) {
-                struct answer a;
-                if (test_below(&r, 4) == 0) {
-                    usleep((useconds_t)test_below(&r, 20000));
-                    fst_request_free(req[i]);
-                    continue;
-                }
-                collect(req[i], &a);
-                compare(&a, stream + first[i], len[i], MAX_NEW, "few pages");
-            }
-        }
+        for (int round = 0; round < rounds; round++)
+            crowd(e, &r);
         struct fst_engine_stats s = settled(e);
         assert_int_equal(s.slots_used, 0);
         assert_int_equal(s.loading, 0);

@@ -2,8 +2,28 @@
 #ifndef TESTS_SUPPORT_ENGINE_H
 #define TESTS_SUPPORT_ENGINE_H
 
+#include <stdlib.h>
+
 #include "firesteel/engine.h"
 #include "support/cm.h"
+
+/* An engine on the model and the device of FST_TEST_DEVICE (cuda: the promise on a card), with these sizes where o
+ * has none. */
+static inline fst_engine *engine_of_test(struct fst_engine_opts o, const char *model_dir,
+                                         int64_t context_length, int max_running)
+{
+    fst_engine *e;
+    o.model_dir = model_dir;
+    o.kernels = getenv("FIRESTEEL_KERNELS");
+    o.device = getenv("FST_TEST_DEVICE");
+    if (!o.context_length)
+        o.context_length = context_length;
+    if (!o.max_running_requests)
+        o.max_running_requests = max_running;
+    if (fst_engine_open(&e, &o) < 0)
+        fail_msg("%s", fst_error_text());
+    return e;
+}
 
 /* The view of a request that must end by itself within ten minutes. */
 static inline void engine_finished(fst_request *r, struct fst_request_view *v)

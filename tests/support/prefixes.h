@@ -5,6 +5,8 @@
 #ifndef TESTS_SUPPORT_PREFIXES_H
 #define TESTS_SUPPORT_PREFIXES_H
 
+#include <unistd.h>
+
 #include "support/engine.h"
 #include "support/prompts.h"
 
@@ -25,17 +27,7 @@ static fst_engine *cold;
 
 static inline fst_engine *open_engine(struct fst_engine_opts o)
 {
-    fst_engine *e;
-    o.model_dir = model_dir;
-    o.kernels = getenv("FIRESTEEL_KERNELS");
-    o.device = getenv("FST_TEST_DEVICE"); /* cuda: the promise on a card */
-    if (!o.context_length)
-        o.context_length = CONTEXT;
-    if (!o.max_running_requests)
-        o.max_running_requests = 8;
-    if (fst_engine_open(&e, &o) < 0)
-        fail_msg("%s", fst_error_text());
-    return e;
+    return engine_of_test(o, model_dir, CONTEXT, 8);
 }
 
 static size_t preamble; /* of requests that are submitted */
@@ -98,6 +90,31 @@ static inline void compare(const struct answer *got, const int32_t *ids, int n, 
             fail_msg("%s, prompt of %d: token %zu is %d (%.9g), cold %d (%.9g)", what, n, i,
                      got->ids[i], (double)got->logprobs[i], want.ids[i], (double)want.logprobs[i]);
     assert_memory_equal(got, &want, sizeof want);
+}
+
+enum { CROWD = 8 };
+
+/* As many requests at once: of several streams, cut at several places; some are given up, the others' answers are
+ * the cold ones. */
+static inline void crowd(fst_engine *e, struct test_rng *r)
+{
+    fst_request *req[CROWD];
+    int first[CROWD], len[CROWD];
+    for (int i = 0; i < CROWD; i++) {
+        first[i] = 256 * test_below(r, 3);
+        len[i] = 100 + 40 * test_below(r, 18);
+        req[i] = submit(e, stream + first[i], len[i], MAX_NEW, 0);
+    }
+    for (int i = 0; i < CROWD; i++) {
+        struct answer a;
+        if (test_below(r, 4) == 0) {
+            usleep((useconds_t)test_below(r, 20000));
+            fst_request_free(req[i]);
+            continue;
+        }
+        collect(req[i], &a);
+        compare(&a, stream + first[i], len[i], MAX_NEW, "few pages");
+    }
 }
 
 static const struct {
