@@ -82,11 +82,12 @@ static const struct option_def kernels_defs[] = {
      .help =
          "these alone; all that a step launches when not given. Launches of an entry follow each "
          "other over different weights, on a card as one recording, in which each may start while "
-         "the one in front still runs (not with FIRESTEEL_EARLY_LAUNCH=0)"},
+         "the one in front still runs (not with FIRESTEEL_EARLY_LAUNCH=0). A time is the median of "
+         "five passes"},
     {.name = "rest",
      .type = OPTION_FLAG,
-     .help = "each entry's weights once instead of some 10 ms long, behind half a second of rest: "
-             "what a card's power cap would take"},
+     .help = "passes of one round behind half a second of rest, instead of some 10 ms of them: "
+             "without what a card's power cap takes"},
 };
 
 static const struct option_def kv_defs[] = {
