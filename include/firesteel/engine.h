@@ -49,7 +49,9 @@ struct fst_engine_opts {
     int64_t prefix_cache_bytes; /* host memory for snapshots; 0: room for 128, 4 GiB at most */
     /* Tiers below the prefixes that are kept: what those let go, and prompts may still go on from. */
     int64_t
-        kv_host_bytes; /* host memory; 0: none; -1: twice the KV pages, a quarter of what is left at most.  Less is left: one line, and none */
+        kv_host_bytes; /* host memory; 0: none; -1: by ratio.  Less is left: one line, and none */
+    double
+        kv_host_ratio; /* places for pages, to KV pages; 0: two, in a quarter of what is left at most */
     const char *kv_host_layout;       /* "page_first_direct"; "layer_first" */
     const char *kv_disk_dir;          /* folder of the tier on disk; NULL: none */
     int64_t kv_disk_bytes;            /* its budget; 0: 4 GiB */

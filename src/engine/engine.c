@@ -174,6 +174,7 @@ static enum fst_status read_choices(fst_engine *e, const struct fst_engine_opts 
     static const char *const devices[] = {"cpu", "cuda", "hip"};
     int device;
 
+    FST_TRY(prefix_check_opts(o));
     FST_TRY(engine_word("--device", o->device, "cpu", devices, FST_COUNT(devices), &device));
     FST_TRY(device_open(&e->device, devices[device]));
     FST_TRY(engine_word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts),

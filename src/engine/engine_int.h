@@ -196,6 +196,8 @@ enum fst_status engine_word(const char *flag, const char *given, const char *fal
                             const char *const *words, int n, int *out);
 
 /* prefix.c, called by the engine's thread but for open and close */
+/* Flags of tiers that say nothing together; FST_EINVAL names one. */
+enum fst_status prefix_check_opts(const struct fst_engine_opts *o);
 enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o);
 void prefix_close(fst_engine *e);
 /* Pages of an open slot for the request's tokens, and what is known of them.  FST_EBUDGET: not enough.

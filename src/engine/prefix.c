@@ -12,6 +12,8 @@
  *
  * What the tree lets go may be in a tier below it (kv/tiers.h): then the request waits in its slot until it is
  * back in the tree, and is placed again. */
+#include <limits.h>
+
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -34,7 +36,52 @@ static int64_t default_budget(const struct kv *kv)
     return FST_MIN(bytes, FST_MIN((int64_t)(mem_available_bytes() / 8), (int64_t)4 << 30));
 }
 
+/* Chunks that the smallest and the largest snapshot of more than a window's ids take. */
+static void snapshot_chunks(const fst_engine *e, int64_t *least, int64_t *most)
+{
+    const struct tree *t = &e->tree;
+    int64_t page = round_up(e->kv.spec.window, KERN_PAGE);
+    *least = div_up(kv_snapshot_bytes(t->kv, page), t->opts.chunk_bytes);
+    *most = div_up(kv_snapshot_bytes(t->kv, page + KERN_PAGE - 1), t->opts.chunk_bytes);
+}
+
+/* Less than that is allowed, and most likely a mistake: nobody would be told otherwise. */
+static void say_if_small(const fst_engine *e)
+{
+    const struct tree *t = &e->tree;
+    int64_t least, most, size = t->opts.chunk_bytes;
+    snapshot_chunks(e, &least, &most);
+    if (t->n_chunks >= most)
+        return;
+    log_warn("prefix cache",
+             "flag=--prefix-cache-mb is=%lld expected=%lld one_snapshot_kib=%lld..%lld effect=%s",
+             (long long)(t->opts.budget_bytes >> 20), (long long)div_up(most * size, 1 << 20),
+             (long long)(least * size >> 10), (long long)(most * size >> 10),
+             t->n_chunks < least ? "prefixes_are_not_kept" : "most_prefixes_are_not_kept");
+}
+
 /* ------------------------------------------------------------------ tiers */
+
+enum fst_status prefix_check_opts(const struct fst_engine_opts *o)
+{
+    const struct {
+        const char *flag;
+        bool given;
+    } needs[] = {{"--kv-disk-mb", o->kv_disk_bytes != 0},
+                 {"--kv-disk-write-mb-hour", o->kv_disk_write_bytes_hour != 0},
+                 {"--kv-disk-zstd", o->kv_disk_zstd}};
+
+    for (size_t i = 0; !o->kv_disk_dir && i < FST_COUNT(needs); i++)
+        if (needs[i].given)
+            return fst_error(FST_EINVAL, "%s needs --kv-disk-dir: no folder is given",
+                             needs[i].flag);
+    if (o->kv_disk_dir && !o->kv_disk_dir[0])
+        return fst_error(FST_EINVAL, "--kv-disk-dir is empty, expected the path of a folder");
+    if (!(o->kv_host_ratio >= 0 && o->kv_host_ratio <= 1e6))
+        return fst_error(FST_EINVAL, "--hicache-ratio must be in [0, 1000000], got %g",
+                         o->kv_host_ratio);
+    return FST_OK;
+}
 
 /* As much as two of each page would take, within reason: it is not written before it is used. */
 static int64_t default_host(const struct kv *kv)
@@ -48,12 +95,18 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
 {
     int64_t parts[KV_LAYERS_MAX];
     char why[512];
-    struct host_opts h = {.budget_bytes =
-                              o->kv_host_bytes < 0 ? default_host(&e->kv) : o->kv_host_bytes,
-                          .layout = (enum host_layout)layout,
-                          .part_bytes = parts,
-                          .n_parts = e->kv.spec.n_layers};
+    struct host_opts h = {
+        .layout = (enum host_layout)layout, .part_bytes = parts, .n_parts = e->kv.spec.n_layers};
 
+    if (o->kv_host_bytes > 0)
+        h.budget_bytes = o->kv_host_bytes;
+    else if (o->kv_host_ratio > 0)
+        h.n_frames = (int64_t)((double)e->kv.spec.n_pages * o->kv_host_ratio);
+    else
+        h.budget_bytes = default_host(&e->kv);
+    if (o->kv_host_ratio > 0 && h.n_frames < 1 && !h.budget_bytes)
+        return fst_error(FST_EINVAL, "--hicache-ratio %g of %lld pages is none, expected one",
+                         o->kv_host_ratio, (long long)e->kv.spec.n_pages);
     kv_page_bytes(&e->kv, parts);
     enum fst_status rc = host_open(&stores[*n], &h);
     if (rc == FST_ENOMEM) { /* a tier is a help, not a need */
@@ -64,7 +117,7 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
         snprintf(why, sizeof why, "%s", fst_error_text());
         return fst_error(rc, "--kv-host-mb: %s", why);
     }
-    e->info.kv_host_bytes = (uint64_t)h.budget_bytes;
+    e->info.kv_host_bytes = (uint64_t)host_bytes(stores[*n]);
     ++*n;
     return FST_OK;
 }
@@ -107,7 +160,7 @@ static void name_weights(const fst_engine *e, char *out, size_t size)
 static enum fst_status open_disk(fst_engine *e, const struct fst_engine_opts *o,
                                  struct store **stores, int *n)
 {
-    char numerics[DISK_TEXT_MAX + 1], weights[DISK_TEXT_MAX + 1];
+    char numerics[DISK_TEXT_MAX + 1], weights[DISK_TEXT_MAX + 1], why[512];
     struct disk_opts d;
 
     disk_opts_default(&d);
@@ -121,8 +174,10 @@ static enum fst_status open_disk(fst_engine *e, const struct fst_engine_opts *o,
     d.write_bytes_hour = o->kv_disk_write_bytes_hour;
     d.zstd = o->kv_disk_zstd;
     enum fst_status rc = disk_open(&stores[*n], &d);
-    if (rc == FST_EINVAL)
-        return rc;
+    if (rc == FST_EINVAL) {
+        snprintf(why, sizeof why, "%s", fst_error_text());
+        return fst_error(rc, "--kv-disk-dir: %s", why);
+    }
     if (rc <
         0) { /* another server has it, the folder can't be made: a tier is a help, not a need */
         log_warn("tiers", "disk=off why=\"%s\"", fst_error_text());
@@ -146,6 +201,7 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
     static const char *const policies[] = {"write_through", "write_through_selective",
                                            "write_back"};
     struct store *stores[TIERS_MAX];
+    char path[PATH_MAX];
     struct tiers_opts t;
     enum fst_status rc = FST_OK;
     int layout, policy, n = 0;
@@ -175,9 +231,10 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
     t.wake_ud = e;
     FST_TRY(tiers_open(&e->tiers, &e->tree, stores, n, &t));
     prefix_stats(e);
+    const char *dir = e->info.kv_disk_dir ? e->info.kv_disk_dir : "off";
     log_info("tiers", "host_mb=%lld disk=%s policy=%s layout=%s",
              (long long)(e->info.kv_host_bytes >> 20),
-             e->info.kv_disk_dir ? e->info.kv_disk_dir : "off", policies[policy], layouts[layout]);
+             log_value(path, sizeof path, dir, strlen(dir)), policies[policy], layouts[layout]);
     return FST_OK;
 }
 
@@ -197,6 +254,7 @@ enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o)
     t.budget_bytes = o->prefix_cache_bytes ? o->prefix_cache_bytes : default_budget(&e->kv);
     FST_TRY(tree_init(&e->tree, &e->kv, &t));
     e->info.prefix_cache_bytes = (uint64_t)(e->tree.n_chunks * t.chunk_bytes);
+    say_if_small(e);
     return open_tiers(e, o);
 }
 

@@ -450,7 +450,13 @@ enum fst_status host_open(struct store **out, const struct host_opts *o)
     int64_t low = 0, high, available = (int64_t)FST_MIN(mem_available_bytes(), INT64_MAX);
     *out = NULL;
     FST_TRY(check_opts(o, &plan.frame_bytes));
-    for (high = FST_MIN(o->budget_bytes / plan.frame_bytes, INT32_MAX - 1); low < high;) {
+    if (!o->budget_bytes && (o->n_frames < 0 || o->n_frames >= INT32_MAX))
+        return fst_error(FST_EINVAL, "host: n_frames is %lld, expected 1 to %d",
+                         (long long)o->n_frames, INT32_MAX - 1);
+    if (!o->budget_bytes)
+        low = o->n_frames;
+    for (high = o->budget_bytes / plan.frame_bytes, high = FST_MIN(high, INT32_MAX - 1);
+         low < high;) {
         int64_t n = high - (high - low) / 2; /* the most frames within the budget */
         if (size_with(&plan, n) <= o->budget_bytes)
             low = n;
@@ -485,6 +491,12 @@ enum fst_status host_open(struct store **out, const struct host_opts *o)
 int64_t host_frames(const struct store *s)
 {
     return ((const struct host *)s)->n_frames;
+}
+
+int64_t host_bytes(const struct store *s)
+{
+    struct host h = *(const struct host *)s;
+    return place(&h, NULL);
 }
 
 /* ------------------------------------------------------------------ check */

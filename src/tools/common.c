@@ -64,6 +64,12 @@ static const struct option_def engine_defs[] = {
      .max = 1 << 14,
      .arg = "N",
      .help = "the same with so many GB"},
+    {.name = "hicache-ratio",
+     .type = OPTION_FLOAT,
+     .min = 0.001,
+     .max = 1e6,
+     .arg = "R",
+     .help = "the same with room for so many times the KV pages (2, in a quarter of what is free)"},
     {.name = "hicache-mem-layout",
      .type = OPTION_WORD,
      .initial = "page_first_direct",
@@ -303,7 +309,23 @@ static int64_t host_bytes(const struct options *o)
         return options_int(o, "kv-host-mb", 0) << 20;
     if (options_is_given(o, "hicache-size"))
         return options_int(o, "hicache-size", 0) * 1000000000;
-    return options_flag(o, "enable-hierarchical-cache") ? -1 : 0;
+    return options_flag(o, "enable-hierarchical-cache") || options_is_given(o, "hicache-ratio") ? -1
+                                                                                                : 0;
+}
+
+/* Flags that say how to do what nobody asked for: most likely another one was forgotten. */
+static void say_without_effect(const struct options *o, const struct fst_engine_opts *e)
+{
+    const struct {
+        const char *name, *needs;
+        bool has;
+    } flag[] = {{"hicache-mem-layout", "--enable-hierarchical-cache", e->kv_host_bytes != 0},
+                {"hicache-write-policy", "--enable-hierarchical-cache_or_--kv-disk-dir",
+                 e->kv_host_bytes || e->kv_disk_dir}};
+
+    for (size_t i = 0; i < FST_COUNT(flag); i++)
+        if (!flag[i].has && options_is_given(o, flag[i].name))
+            log_warn("tiers", "flag=--%s effect=none why=needs_%s", flag[i].name, flag[i].needs);
 }
 
 enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e)
@@ -326,6 +348,7 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->disable_prefix_cache = options_flag(o, "disable-radix-cache");
     e->prefix_cache_bytes = options_int(o, "prefix-cache-mb", 0) << 20;
     e->kv_host_bytes = host_bytes(o);
+    e->kv_host_ratio = options_float(o, "hicache-ratio", 0);
     e->kv_host_layout = host_layouts[options_word(o, "hicache-mem-layout")];
     e->kv_write_policy = policies[options_word(o, "hicache-write-policy")];
     e->kv_disk_dir = options_text(o, "kv-disk-dir");
@@ -347,6 +370,7 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->max_total_tokens = options_int(o, "max-total-tokens", 0);
     e->chunked_prefill_size = (int)options_int(o, "chunked-prefill-size", 0);
     log_set_level((enum log_level)options_word(o, "log-level"));
+    say_without_effect(o, e);
     const char *seed = options_text(o, "random-seed");
     e->has_random_seed = seed && strcmp(seed, "random") != 0;
     return e->has_random_seed ? tool_seed(&e->random_seed, "--random-seed", seed) : FST_OK;

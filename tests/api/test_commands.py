@@ -134,6 +134,19 @@ class Usage(Folder):
         self.assertNotEqual(run("generate", "-p", "a", "--speculative-algorithm", "mtp", expect=None).returncode, 0)
         self.assertIn("auto is static today", " ".join(run("serve", "--help").stdout.decode().split()))
 
+    def test_flags_of_tiers(self):
+        """A flag that says how to keep what is kept nowhere."""
+        one = ["generate", "--prompt", "hi", "--max-tokens", "1"]
+        self.assertIn(b"--kv-disk-mb needs --kv-disk-dir", run(*one, "--kv-disk-mb", "5", expect=2).stderr)
+        self.assertIn(b"--kv-disk-dir is empty", run(*one, "--kv-disk-dir", "", expect=2).stderr)
+        for flag, value, of_host in (("--hicache-write-policy", "write_back", False),
+                                     ("--hicache-mem-layout", "layer_first", True)):
+            line = b"flag=%s effect=none" % flag.encode()
+            self.assertIn(line, run(*one, flag, value).stderr)
+            self.assertNotIn(line, run(*one, flag, value, "--hicache-ratio", "4").stderr)
+            told = run(*one, flag, value, "--kv-disk-dir", os.path.join(self.dir, "kv")).stderr
+            self.assertEqual(line in told, of_host)
+
     def test_help_is_made_of_sentences(self):
         for c in "serve chat generate score tokenize render inspect plan doctor bench kv".split():
             text = re.sub(r"\n {3,}", " ", run(c, "--help").stdout.decode())

@@ -3,8 +3,8 @@
  *
  * As prop_engine_text_prefix.c, but between two requests of a conversation others push it out of the tree.
  * After every step of the engine all of KV memory is accounted for. */
+#include "support/disk.h"
 #include "support/prefixes.h"
-#include "support/tmpdir.h"
 
 #include <unistd.h>
 
@@ -405,13 +405,67 @@ static void test_disk(void **state)
     remove_all(dir);
 }
 
+static void refused(struct fst_engine_opts o, const char *what)
+{
+    fst_engine *e;
+    o.model_dir = model_dir;
+    assert_int_equal(fst_engine_open(&e, &o), FST_EINVAL);
+    if (!strstr(fst_error_text(), what))
+        fail_msg("\"%s\", expected %s", fst_error_text(), what);
+}
+
+/* What cannot be meant is refused by name, or said once. */
+static void test_flags(void **state)
+{
+    struct fst_engine_info info;
+    struct answer a;
+    (void)state;
+    refused((struct fst_engine_opts){.kv_disk_dir = ""}, "--kv-disk-dir is empty");
+    refused((struct fst_engine_opts){.kv_disk_bytes = 1}, "--kv-disk-mb needs --kv-disk-dir");
+    refused((struct fst_engine_opts){.kv_disk_write_bytes_hour = 1},
+            "--kv-disk-write-mb-hour needs --kv-disk-dir");
+    refused((struct fst_engine_opts){.kv_disk_zstd = true}, "--kv-disk-zstd needs --kv-disk-dir");
+    refused((struct fst_engine_opts){.kv_host_bytes = -1, .kv_host_ratio = -1},
+            "--hicache-ratio must be");
+    struct fst_engine_opts o = {
+        .context_length = SHORT, .max_total_tokens = POOL, .prefix_cache_bytes = SNAPSHOTS};
+    o.kv_host_bytes = -1;
+    for (int pages = 6; pages <= 600; pages *= 10) { /* there are three */
+        o.kv_host_ratio = pages / 3.0 + 0.01;
+        fst_engine *e = open_tiered(o);
+        for (int i = 0; i < 3; i++)
+            push_out(e, i);
+        struct fst_engine_stats s = settled(e);
+        assert_true(s.tier[0].objects > 0 && s.tier[0].objects <= (uint64_t)pages);
+        assert_int_equal(s.tier[0].n_evicted + s.tier[0].n_refused > 0, pages < 600);
+        fst_engine_close(e);
+    }
+    o.kv_host_ratio = 0.3;
+    o.max_running_requests = 1;
+    refused(o, "--hicache-ratio 0.3 of 3 pages is none");
+    for (int64_t mib = 0; mib <= 4; mib += mib ? 3 : 1) {
+        fst_engine *e;
+        disk_log_start();
+        e = open_engine((struct fst_engine_opts){.prefix_cache_bytes = mib ? mib << 20 : 1});
+        log_set_sink(NULL, NULL);
+        fst_engine_get_info(e, &info);
+        ask(e, stream, 255, 2, &a);
+        size_t cached = ask(e, stream, 255, 2, &a);
+        assert_int_equal(disk_log_count("prefix cache flag=--prefix-cache-mb"), mib < 2);
+        assert_int_equal(disk_log_count("effect=prefixes_are_not_kept"), mib == 0);
+        assert_int_equal(disk_log_count("effect=most_prefixes_are_not_kept"), mib == 1);
+        assert_int_equal(cached, mib < 2 ? 0 : 254);
+        fst_engine_close(e);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residues), cmocka_unit_test(test_turns),
         cmocka_unit_test(test_salt),     cmocka_unit_test(test_policies),
         cmocka_unit_test(test_pressure), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_disk),     cmocka_unit_test(test_flags),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }

@@ -51,7 +51,7 @@ static void start(struct fixture *f, enum tiers_policy policy, bool lasts)
     assert_int_equal(kv_init(&f->kv, &spec), FST_OK);
     kv_page_bytes(&f->kv, parts);
     kv_release(&f->kv);
-    struct host_opts h = {1 << 20, HOST_PAGE_FIRST_DIRECT, parts, 3};
+    struct host_opts h = {1 << 20, HOST_PAGE_FIRST_DIRECT, parts, 3, 0};
     assert_int_equal(host_open(&f->inner, &h), FST_OK);
     start_again(f, policy, lasts);
 }
