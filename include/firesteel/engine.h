@@ -76,6 +76,8 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
 /* Refuse new requests, cancel what is left, stop the thread, free.  Requests must have been freed
  * or be freed afterwards (they outlive the engine safely).  NULL is fine. */
 void fst_engine_close(fst_engine *e);
+/* The same; writing what is kept to the tier on disk ends after so many seconds, what was used last first. */
+void fst_engine_close_within(fst_engine *e, double seconds);
 
 /* Stop taking requests (submit gives FST_ESHUTDOWN); running ones go on. */
 void fst_engine_drain(fst_engine *e);

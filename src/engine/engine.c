@@ -350,7 +350,7 @@ void fst_engine_drain(fst_engine *e)
     pthread_mutex_unlock(&e->door->lock);
 }
 
-void fst_engine_close(fst_engine *e)
+static void close_by(fst_engine *e, int64_t end_ns)
 {
     if (!e)
         return;
@@ -366,7 +366,7 @@ void fst_engine_close(fst_engine *e)
     }
     sample_release(&e->sampler);
     model_free(e->model);
-    prefix_close(e);
+    prefix_close(e, end_ns);
     stream_release(&e->stream);
     pool_free(e->pool);
     kv_release(&e->kv);
@@ -375,6 +375,16 @@ void fst_engine_close(fst_engine *e)
     mem_free(e->model_dir);
     door_unref(e->door);
     mem_free(e);
+}
+
+void fst_engine_close(fst_engine *e)
+{
+    close_by(e, INT64_MAX);
+}
+
+void fst_engine_close_within(fst_engine *e, double seconds)
+{
+    close_by(e, engine_now_ns() + (int64_t)(1e9 * FST_MIN(FST_MAX(seconds, 0), 1e9)));
 }
 
 /* ------------------------------------------------------------------ looking in */

@@ -199,7 +199,7 @@ enum fst_status engine_word(const char *flag, const char *given, const char *fal
 /* Flags of tiers that say nothing together; FST_EINVAL names one. */
 enum fst_status prefix_check_opts(const struct fst_engine_opts *o);
 enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o);
-void prefix_close(fst_engine *e);
+void prefix_close(fst_engine *e, int64_t end_ns); /* tiers_close_by */
 /* Pages of an open slot for the request's tokens, and what is known of them.  FST_EBUDGET: not enough.
  * FST_EAGAIN: a tier knows more, and fills the slot; prefix_loaded says when it has, prefix_end_load ends it,
  * and then the empty slot has to be placed again. */

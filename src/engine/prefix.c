@@ -486,9 +486,9 @@ void prefix_flush(fst_engine *e)
     e->flushing = tiers_copying(e->tiers);
 }
 
-void prefix_close(fst_engine *e)
+void prefix_close(fst_engine *e, int64_t end_ns)
 {
-    tiers_close(e->tiers);
+    tiers_close_by(e->tiers, end_ns);
     tree_release(&e->tree);
     mem_free(e->kv_disk_dir);
 }

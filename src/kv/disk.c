@@ -320,7 +320,10 @@ static void release(struct disk *d)
 
 static void close_store(struct store *s)
 {
-    flush(s);
+    if (s->hurry) /* what is half on the disk at a power cut does not check out */
+        disk_save((struct disk *)(void *)s, true);
+    else
+        flush(s);
     release((struct disk *)(void *)s);
 }
 

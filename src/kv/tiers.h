@@ -41,9 +41,12 @@ void tiers_opts_default(struct tiers_opts *o); /* write_through, 64 tokens, all 
  * thread. */
 enum fst_status tiers_open(struct tiers **out, struct tree *tree, struct store *const *stores,
                            int n, const struct tiers_opts *o);
-/* Writes what the tree still has to stores that last, closes all; before tree_release.  No load is under way.
- * NULL is fine. */
+/* Writes what the tree still has to stores that last, what was used last first; closes all; before
+ * tree_release.  No load is under way.  NULL is fine. */
 void tiers_close(struct tiers *x);
+/* The same, but what is not written by then (clock_ns) is not: calls of stores that have begun come to their
+ * end, and one line says how much was left. */
+void tiers_close_by(struct tiers *x, int64_t end_ns);
 
 /* The engine's thread, all of these. */
 

@@ -83,7 +83,7 @@ struct tiers {
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     /* under the lock */
-    bool quit, clear;
+    bool quit, clear, hurry; /* hurry: posted copies are given up */
     struct load *first_load, *last_load;
     struct backup backup[TIERS_JOBS];
     int next_backup; /* the older of the posted ones */

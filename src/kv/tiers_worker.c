@@ -5,18 +5,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "kv/tiers_int.h"
 
 enum {
     FLUSH_NS = 1000000000
 }; /* what was put is made safe when nothing else is to do for so long */
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ------------------------------------------------------------------ runs */
 
@@ -67,13 +61,11 @@ static void put_to(struct tiers *x, struct backup *b, struct store *s)
     for (int k = 0; k < n; k++)
         b->kept[which[k]] &= put[k].kept;
     if (n > 0 && s->lasts && !x->unsafe_ns)
-        x->unsafe_ns = now_ns();
+        x->unsafe_ns = clock_ns();
 }
 
 static void do_backup(struct tiers *x, struct backup *b)
 {
-    for (int i = 0; i < b->n; i++)
-        b->kept[i] = true;
     for (int s = 0; s < x->n_stores; s++)
         if (!x->draining || x->store[s]->lasts)
             put_to(x, b, x->store[s]);
@@ -187,8 +179,11 @@ static void next_backup(struct tiers *x)
 {
     struct backup *b = &x->backup[x->next_backup];
     x->next_backup = (x->next_backup + 1) % TIERS_JOBS;
+    bool given_up = x->hurry;
     pthread_mutex_unlock(&x->lock);
-    do_backup(x, b);
+    memset(b->kept, !given_up, sizeof b->kept);
+    if (!given_up)
+        do_backup(x, b);
     finish(x, &b->state);
 }
 
@@ -217,7 +212,7 @@ static void flush(struct tiers *x)
 static void rest(struct tiers *x)
 {
     struct timespec until;
-    if (x->unsafe_ns && now_ns() - x->unsafe_ns >= FLUSH_NS) {
+    if (x->unsafe_ns && clock_ns() - x->unsafe_ns >= FLUSH_NS) {
         flush(x);
         return;
     }

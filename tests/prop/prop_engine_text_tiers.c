@@ -405,6 +405,30 @@ static void test_disk(void **state)
     remove_all(dir);
 }
 
+/* With no time to write anything at the end, what is there the next time is whole; with some, all is. */
+static void test_end_in_time(void **state)
+{
+    char dir[64];
+    struct answer a;
+    (void)state;
+    tmpdir_make(dir, sizeof dir);
+    cold_of(&(struct fst_engine_opts){0});
+    struct fst_engine_opts o = {.context_length = SHORT,
+                                .max_total_tokens = 4 * POOL,
+                                .kv_disk_dir = dir,
+                                .kv_write_policy = "write_back"};
+    for (int round = 0; round < 3; round++) {
+        fst_engine *e = open_tiered(o);
+        assert_int_equal(ask(e, stream, 600, 3, &a), round == 2 ? 599 : 0);
+        compare(&a, stream, 600, 3, "the end in time");
+        disk_log_start();
+        fst_engine_close_within(e, round ? 60 : 0);
+        log_set_sink(NULL, NULL);
+        assert_int_equal(disk_log_count("not all that is kept was written in time"), !round);
+    }
+    remove_all(dir);
+}
+
 static void refused(struct fst_engine_opts o, const char *what)
 {
     fst_engine *e;
@@ -465,7 +489,8 @@ int main(void)
         cmocka_unit_test(test_residues), cmocka_unit_test(test_turns),
         cmocka_unit_test(test_salt),     cmocka_unit_test(test_policies),
         cmocka_unit_test(test_pressure), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_disk),     cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_disk),     cmocka_unit_test(test_end_in_time),
+        cmocka_unit_test(test_flags),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }

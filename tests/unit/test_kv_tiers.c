@@ -1,5 +1,6 @@
 /* The tiers at their edges: what is copied when, what is not copied twice, what a load is worth, whose
  * prefixes are found, what is written at the end. */
+#include "base/clock.h"
 #include "kv/host.h"
 #include "kv/tiers.h"
 #include "support/kv_contents.h"
@@ -266,6 +267,51 @@ static void test_restart(void **state)
         }
 }
 
+/* With so long to write as a third of it takes, it ends in time, and what was used last is there. */
+static void test_end_in_time(void **state)
+{
+    enum { TALKS = 4, ENDS = 5, CALL_MS = 50, CALLS = TALKS * (1 + ENDS) };
+    static int32_t ids[TALKS][CONTEXT];
+    (void)state;
+    for (int late = 0; late < 3; late++) {
+        struct fixture f;
+        start(&f, TIERS_WRITE_BACK, true);
+        for (int k = 0; k < TALKS; k++) {
+            counting(ids[k]);
+            ids[k][0] = k + 1;
+            for (int i = 1; i <= ENDS; i++)
+                run(&f, &alice, ids[k], 512 + 10 * i);
+        }
+        assert_int_equal(objects(&f), 0);
+        f.keeper.fixed_us = 1000 * CALL_MS;
+        check(&f);
+        int64_t begin = clock_ns();
+        if (late == 0)
+            tiers_close(f.x);
+        else
+            tiers_close_by(f.x, begin + (late == 1 ? 300000000 : -1));
+        int64_t ms = (clock_ns() - begin) / 1000000;
+        assert_int_equal(f.keeper.hurried, late > 0);
+        assert_int_equal(f.keeper.closed, 1);
+        tree_release(&f.t);
+        kv_release(&f.kv);
+        int64_t n = (int64_t)objects(&f);
+        if (late == 0) /* two pages at once, snapshots one by one */
+            assert_true(ms >= CALLS * CALL_MS && n == TALKS * (2 + ENDS));
+        else if (late == 1)
+            assert_true(ms < CALLS * CALL_MS && n >= 3 && n < TALKS * (2 + ENDS));
+        else
+            assert_true(ms < 300 && n <= 2);
+        f.keeper.fixed_us = 0;
+        start_again(&f, TIERS_WRITE_BACK, true);
+        if (late < 2)
+            assert_int_equal(run(&f, &alice, ids[TALKS - 1], 600), 512 + 10 * ENDS);
+        if (late == 0)
+            assert_int_equal(run(&f, &alice, ids[0], 600), 512 + 10 * ENDS);
+        forget(&f);
+    }
+}
+
 /* A path of which the middle is missing: its front is used as far as a snapshot stands on it. */
 static void test_missing(void **state)
 {
@@ -373,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_salts),         cmocka_unit_test(test_clear),
         cmocka_unit_test(test_restart),       cmocka_unit_test(test_missing),
         cmocka_unit_test(test_no_room),       cmocka_unit_test(test_options),
+        cmocka_unit_test(test_end_in_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
