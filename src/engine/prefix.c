@@ -28,6 +28,12 @@ enum {
     PREFIX_LOADS = 16     /* a load that found less than it was for is followed by one of less */
 };
 
+/* How long a request waits for what only a disk has of it.  Timeout's numbers are SGLang's. */
+enum load_policy { LOAD_WAIT_COMPLETE, LOAD_BEST_EFFORT, LOAD_TIMEOUT };
+#define LOAD_TIMEOUT_NS      INT64_C(1000000000)
+#define LOAD_TIMEOUT_KI_NS   INT64_C(250000000) /* for each 1024 tokens */
+#define LOAD_TIMEOUT_TAIL_NS INT64_C(250000000) /* for a snapshot on what has come */
+
 /* Room for so many of the largest snapshots, within reason: it is written when the engine opens, like all its
  * memory.  Answers are the same with less of it, down to nothing. */
 static int64_t default_budget(const struct kv *kv)
@@ -200,6 +206,7 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
     static const char *const layouts[] = {"page_first_direct", "layer_first"};
     static const char *const policies[] = {"write_through", "write_through_selective",
                                            "write_back"};
+    static const char *const loads[] = {"wait_complete", "best_effort", "timeout"};
     struct store *stores[TIERS_MAX];
     char path[PATH_MAX];
     struct tiers_opts t;
@@ -210,6 +217,8 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
                         FST_COUNT(layouts), &layout));
     FST_TRY(engine_word("--hicache-write-policy", o->kv_write_policy, policies[0], policies,
                         FST_COUNT(policies), &policy));
+    FST_TRY(engine_word("--hicache-storage-prefetch-policy", o->kv_load_policy, loads[0], loads,
+                        FST_COUNT(loads), &e->load_policy));
     if (!e->prefix || e->device) { /* pages of a card are out of reach of the tiers' thread */
         if (o->kv_host_bytes || o->kv_disk_dir)
             log_info("tiers", "off why=%s",
@@ -232,9 +241,10 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
     FST_TRY(tiers_open(&e->tiers, &e->tree, stores, n, &t));
     prefix_stats(e);
     const char *dir = e->info.kv_disk_dir ? e->info.kv_disk_dir : "off";
-    log_info("tiers", "host_mb=%lld disk=%s policy=%s layout=%s",
+    log_info("tiers", "host_mb=%lld disk=%s policy=%s layout=%s loads=%s",
              (long long)(e->info.kv_host_bytes >> 20),
-             log_value(path, sizeof path, dir, strlen(dir)), policies[policy], layouts[layout]);
+             log_value(path, sizeof path, dir, strlen(dir)), policies[policy], layouts[layout],
+             loads[e->load_policy]);
     return FST_OK;
 }
 
@@ -266,6 +276,18 @@ bool prefix_loaded(fst_engine *e, const fst_request *r)
 void prefix_stop_load(fst_engine *e, const fst_request *r)
 {
     tiers_stop(e->tiers, r->slot);
+}
+
+void prefix_wait_load(fst_engine *e, fst_request *r, bool wanted)
+{
+    bool late = e->load_policy == LOAD_TIMEOUT       ? engine_now_ns() >= r->load_end_ns
+                : e->load_policy == LOAD_BEST_EFFORT ? wanted && r->load_turns > 0
+                                                     : false;
+
+    r->load_turns++;
+    r->hastened |= late;
+    if (late)
+        tiers_hasten(e->tiers, r->slot);
 }
 
 void prefix_await_load(fst_engine *e, const fst_request *r)
@@ -383,6 +405,15 @@ static struct fst_prefix_report report(const fst_engine *e, const fst_request *r
     return p;
 }
 
+static void begin_load(fst_engine *e, fst_request *r, int slot)
+{
+    int64_t ns = LOAD_TIMEOUT_NS + tiers_gain(e->tiers, slot) * LOAD_TIMEOUT_KI_NS / 1024;
+
+    r->load_end_ns = engine_now_ns() + (r->hastened ? LOAD_TIMEOUT_TAIL_NS : ns);
+    r->load_turns = 0;
+    r->n_loads = r->hastened ? PREFIX_LOADS : r->n_loads + 1;
+}
+
 enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
 {
     struct tree_salt salt = salt_of(r);
@@ -394,8 +425,11 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
     if (known)
         tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);
     if (known && e->tiers && r->n_loads < PREFIX_LOADS) {
-        enum fst_status rc = tiers_load(e->tiers, slot, &salt, r->ids, r->n_known, &hit, &r->hold);
-        r->n_loads += rc == FST_OK;
+        /* Of a load that took too long there are some pages: a snapshot may stand on them. */
+        int64_t n = r->hastened ? FST_MIN(hit.n_full + KERN_PAGE, r->n_known) : r->n_known;
+        enum fst_status rc = tiers_load(e->tiers, slot, &salt, r->ids, n, &hit, &r->hold);
+        if (rc == FST_OK)
+            begin_load(e, r, slot);
         if (rc != FST_EAGAIN)
             return rc == FST_OK ? FST_EAGAIN : rc;
         tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);

@@ -398,7 +398,7 @@ enum fst_status tiers_load(struct tiers *x, int slot, const struct tree_salt *sa
     l->came = 0;
     l->snapshot_came = false;
     l->next = NULL;
-    atomic_store(&l->stop, false);
+    atomic_store(&l->stop, LOAD_ON);
     FST_TRY(prepare(x, slot, l, n_ids, hit));
     x->n_loads++;
     x->n_posted++;
@@ -424,7 +424,18 @@ bool tiers_loading(struct tiers *x, int slot)
 
 void tiers_stop(struct tiers *x, int slot)
 {
-    atomic_store(&x->load[slot].stop, true);
+    atomic_store(&x->load[slot].stop, LOAD_STOPPED);
+}
+
+void tiers_hasten(struct tiers *x, int slot)
+{
+    int on = LOAD_ON;
+    (void)atomic_compare_exchange_strong(&x->load[slot].stop, &on, LOAD_HASTENED);
+}
+
+int64_t tiers_gain(struct tiers *x, int slot)
+{
+    return x->load[slot].gain;
 }
 
 void tiers_await(struct tiers *x, int slot)

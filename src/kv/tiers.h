@@ -66,6 +66,9 @@ enum fst_status tiers_load(struct tiers *x, int slot, const struct tree_salt *sa
                            struct tree_hold *hold);
 bool tiers_loading(struct tiers *x, int slot); /* false: tiers_end may be called, and has to be */
 void tiers_stop(struct tiers *x, int slot);    /* it ends soon, with what has come */
+void tiers_hasten(struct tiers *x,
+                  int slot); /* the same, but for what stores in memory have of the rest */
+int64_t tiers_gain(struct tiers *x, int slot); /* what it is for: tokens more than the tree had */
 void tiers_await(struct tiers *x, int slot);   /* waits until it has ended */
 /* The tree adopts what has come; slot and hold are empty.  True: all of it has. */
 bool tiers_end(struct tiers *x, int slot);

@@ -43,10 +43,12 @@ struct backup {
     struct tree_hold hold;
 };
 
+enum load_stop { LOAD_ON, LOAD_HASTENED, LOAD_STOPPED };
+
 struct load {
     enum job_state state;
     struct load *next; /* posted behind it */
-    atomic_bool stop;
+    atomic_int stop;   /* enum load_stop */
     struct tree_salt salt;
     const int32_t *ids;     /* borrowed */
     struct tree_hold *hold; /* borrowed, the engine's */

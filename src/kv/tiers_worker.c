@@ -73,14 +73,16 @@ static void do_backup(struct tiers *x, struct backup *b)
 
 /* ------------------------------------------------------------------ loads */
 
-/* Those that are not found in one store are asked of the next. */
-static void get_from_any(struct tiers *x, struct store_get *g, int n)
+/* Those that are not found in one store are asked of the next; in haste no disk is. */
+static void get_from_any(struct tiers *x, const struct load *l, struct store_get *g, int n)
 {
     struct store_get ask[TIERS_BATCH];
     int which[TIERS_BATCH];
     for (int s = 0; s < x->n_stores; s++) {
         struct store *store = x->store[s];
         int k = 0;
+        if (store->lasts && atomic_load(&l->stop) != LOAD_ON)
+            continue;
         for (int i = 0; i < n; i++)
             if (!g[i].found && store->ops->has(store, &g[i].name.key, g[i].name.kind)) {
                 which[k] = i;
@@ -119,7 +121,7 @@ static bool load_snapshot(struct tiers *x, const struct load *l)
     if (page > 0)
         g.name.parent = l->keys[page];
     memcpy(g.name.salt, l->salt.word, sizeof g.name.salt);
-    get_from_any(x, &g, 1);
+    get_from_any(x, l, &g, 1);
     return g.found;
 }
 
@@ -132,7 +134,7 @@ static bool load_pages(struct tiers *x, struct load *l, int n)
         struct runs r = page_runs(x, i, l->pages[page]);
         g[i] = (struct store_get){name_of(l, page), r.at, (int32_t)r.n, false};
     }
-    get_from_any(x, g, n);
+    get_from_any(x, l, g, n);
     for (int i = 0; i < n; i++, l->came++)
         if (!g[i].found)
             return false;
@@ -141,8 +143,8 @@ static bool load_pages(struct tiers *x, struct load *l, int n)
 
 static void do_load(struct tiers *x, struct load *l)
 {
-    l->snapshot_came = !atomic_load(&l->stop) && load_snapshot(x, l);
-    for (bool ok = l->snapshot_came; ok && !atomic_load(&l->stop);) {
+    l->snapshot_came = atomic_load(&l->stop) != LOAD_STOPPED && load_snapshot(x, l);
+    for (bool ok = l->snapshot_came; ok && atomic_load(&l->stop) != LOAD_STOPPED;) {
         int64_t left = l->end - l->first - l->came;
         ok = left > 0 && load_pages(x, l, (int)FST_MIN(left, TIERS_BATCH));
     }

@@ -100,6 +100,14 @@ static const struct option_def engine_defs[] = {
      .initial = "write_through",
      .words = "write_through write_through_selective write_back",
      .help = "copy at once, what is used again, or what is about to go"},
+    {.name = "hicache-storage-prefetch-policy",
+     .alias = "kv-load-policy",
+     .type = OPTION_WORD,
+     .initial = "wait_complete",
+     .words = "wait_complete best_effort timeout",
+     .help =
+         "how long a request waits for what only the disk has: to the end, no longer than it is "
+         "kept from running, or a second and 0.25 per 1024 tokens"},
     {.name = "kernels",
      .type = OPTION_TEXT,
      .initial = "auto",
@@ -320,6 +328,7 @@ static void say_without_effect(const struct options *o, const struct fst_engine_
         const char *name, *needs;
         bool has;
     } flag[] = {{"hicache-mem-layout", "--enable-hierarchical-cache", e->kv_host_bytes != 0},
+                {"hicache-storage-prefetch-policy", "--kv-disk-dir", e->kv_disk_dir},
                 {"hicache-write-policy", "--enable-hierarchical-cache_or_--kv-disk-dir",
                  e->kv_host_bytes || e->kv_disk_dir}};
 
@@ -335,6 +344,7 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     static const char *const host_layouts[] = {"page_first_direct", "layer_first"};
     static const char *const policies[] = {"write_through", "write_through_selective",
                                            "write_back"};
+    static const char *const loads[] = {"wait_complete", "best_effort", "timeout"};
     static const char *const keys[] = {"fp4", "fp8"};
     static const char *const precisions[] = {"native", "reference"};
     static const char *const algorithms[] = {"none", "dspark", "mtp"};
@@ -351,6 +361,7 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->kv_host_ratio = options_float(o, "hicache-ratio", 0);
     e->kv_host_layout = host_layouts[options_word(o, "hicache-mem-layout")];
     e->kv_write_policy = policies[options_word(o, "hicache-write-policy")];
+    e->kv_load_policy = loads[options_word(o, "hicache-storage-prefetch-policy")];
     e->kv_disk_dir = options_text(o, "kv-disk-dir");
     e->kv_disk_bytes = options_int(o, "kv-disk-mb", 0) << 20;
     e->kv_disk_write_bytes_hour = options_int(o, "kv-disk-write-mb-hour", 0) << 20;

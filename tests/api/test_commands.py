@@ -139,6 +139,8 @@ class Usage(Folder):
         one = ["generate", "--prompt", "hi", "--max-tokens", "1"]
         self.assertIn(b"--kv-disk-mb needs --kv-disk-dir", run(*one, "--kv-disk-mb", "5", expect=2).stderr)
         self.assertIn(b"--kv-disk-dir is empty", run(*one, "--kv-disk-dir", "", expect=2).stderr)
+        line = b"flag=--hicache-storage-prefetch-policy effect=none"
+        self.assertIn(line, run(*one, "--hicache-storage-prefetch-policy", "timeout", "--hicache-ratio", "4").stderr)
         for flag, value, of_host in (("--hicache-write-policy", "write_back", False),
                                      ("--hicache-mem-layout", "layer_first", True)):
             line = b"flag=%s effect=none" % flag.encode()

@@ -438,6 +438,75 @@ static void refused(struct fst_engine_opts o, const char *what)
         fail_msg("\"%s\", expected %s", fst_error_text(), what);
 }
 
+/* A disk on which every file takes 0.2 s to open, with a prompt of ten pages and one of eight in front of it.
+ * How many objects are read, and what of the prompt need not be computed; with host memory none is. */
+static void test_load_policies(void **state)
+{
+    enum { LONG = 2590, FRONT = 2100, OPEN_MS = 200 };
+    static const struct {
+        const char *policy;
+        uint64_t most_read;
+        size_t cached;
+    } want[] = {{"wait_complete", 11, LONG - 1}, /* 1 + 8 + 2 */
+                {"timeout", 10, FRONT}, /* ended behind 8 pages, after 1.8 s; and its snapshot */
+                {"best_effort", 1, 0}};
+    char dir[64];
+    struct answer a;
+
+    (void)state;
+    tmpdir_make(dir, sizeof dir);
+    cold_of(&(struct fst_engine_opts){0});
+    struct fst_engine_opts o = {.kv_disk_dir = dir, .kv_load_policy = "wait_complete"};
+    fst_engine *e = open_engine(o);
+    ask(e, stream, FRONT, 1, &a);
+    ask(e, stream, LONG, 1, &a);
+    settled(e);
+    fst_engine_close(e);
+    for (size_t i = 0; i < FST_COUNT(want); i++) {
+        o.kv_load_policy = want[i].policy;
+        o.kv_host_bytes = 0;
+        e = open_engine(o);
+        disk_io_delay(OPEN_MS * 1000);
+        size_t cached = ask(e, stream, LONG, 3, &a);
+        disk_io_delay(0);
+        compare(&a, stream, LONG, 3, want[i].policy);
+        struct fst_engine_stats s = settled(e);
+        if (cached != want[i].cached || s.tier[0].n_got > want[i].most_read)
+            fail_msg("%s: %zu cached, expected %zu; %llu read, expected %llu at most",
+                     want[i].policy, cached, want[i].cached, (unsigned long long)s.tier[0].n_got,
+                     (unsigned long long)want[i].most_read);
+        assert_int_equal(s.loads_incomplete, i == 0 ? 0 : 1);
+        fst_engine_close(e);
+    }
+    o.kv_load_policy = "best_effort"; /* nobody loses by waiting while others fill all steps */
+    o.chunked_prefill_size = 7;
+    e = open_engine(o);
+    disk_io_delay(OPEN_MS * 100);
+    fst_request *other = submit(e, stream + 7, LONG, 1, 0);
+    assert_int_equal(ask(e, stream, LONG, 3, &a), LONG - 1);
+    disk_io_delay(0);
+    compare(&a, stream, LONG, 3, "best_effort, full steps");
+    collect(other, &a);
+    fst_engine_close(e);
+    o.chunked_prefill_size = 0; /* nor with memory */
+    o.kv_host_bytes = 256 << 20;
+    o.max_total_tokens = CONTEXT;
+    o.context_length = CONTEXT;
+    e = open_engine(o);
+    ask(e, stream, LONG, 3, &a); /* into memory too, perhaps */
+    settled(e);
+    ask(e, stream + 7, LONG, 1, &a); /* and out of the tree */
+    settled(e);
+    disk_io_delay(OPEN_MS * 1000);
+    assert_int_equal(ask(e, stream, LONG, 3, &a), LONG - 1);
+    disk_io_delay(0);
+    compare(&a, stream, LONG, 3, "best_effort, memory");
+    fst_engine_close(e);
+    refused((struct fst_engine_opts){.kv_load_policy = "never"},
+            "wait_complete, best_effort, timeout");
+    remove_all(dir);
+}
+
 /* What cannot be meant is refused by name, or said once. */
 static void test_flags(void **state)
 {
@@ -490,7 +559,7 @@ int main(void)
         cmocka_unit_test(test_salt),     cmocka_unit_test(test_policies),
         cmocka_unit_test(test_pressure), cmocka_unit_test(test_ends),
         cmocka_unit_test(test_disk),     cmocka_unit_test(test_end_in_time),
-        cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_flags),    cmocka_unit_test(test_load_policies),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }
