@@ -126,10 +126,11 @@ struct fst_engine {
     struct kv kv;
     struct tree tree; /* where `prefix` says that there is one */
     bool prefix;
-    struct tiers *tiers; /* below the tree; NULL: none */
-    int load_policy;     /* enum load_policy, prefix.c */
-    bool flushing;       /* a flush waits for copies; until then nothing is known of any prompt */
-    char *kv_disk_dir;   /* owned */
+    struct tiers *tiers;       /* below the tree; NULL: none */
+    struct stream tier_stream; /* of a card: the tiers' own */
+    int load_policy;           /* enum load_policy, prefix.c */
+    bool flushing;     /* a flush waits for copies; until then nothing is known of any prompt */
+    char *kv_disk_dir; /* owned */
     bool check_memory;
     struct model *model;
     struct sampler sampler;

@@ -101,8 +101,10 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
 {
     int64_t parts[KV_LAYERS_MAX];
     char why[512];
-    struct host_opts h = {
-        .layout = (enum host_layout)layout, .part_bytes = parts, .n_parts = e->kv.spec.n_layers};
+    struct host_opts h = {.layout = (enum host_layout)layout,
+                          .part_bytes = parts,
+                          .n_parts = e->kv.spec.n_layers,
+                          .stream = e->device ? &e->tier_stream : NULL};
 
     if (o->kv_host_bytes > 0)
         h.budget_bytes = o->kv_host_bytes;
@@ -128,25 +130,25 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
     return FST_OK;
 }
 
-/* What the bytes of pages and snapshots depend on. */
-/* Of the program: another build may round otherwise. */
-static uint64_t build_digest(void)
+/* Of the program, a card's module and the card: others may round otherwise. */
+static uint64_t build_digest(const struct device *d)
 {
     struct file_map m = {0};
     uint64_t h = 0;
 
     if (file_map_open(&m, "/proc/self/exe") == FST_OK)
-        h = hash64(m.data, m.size, 0);
+        h = hash64(m.data, m.size, d ? d->digest : 0);
     file_map_release(&m);
-    return h;
+    return d ? hash64(d->card, strlen(d->card), h) : h;
 }
 
+/* What the bytes of pages and snapshots depend on. */
 static void name_numerics(const fst_engine *e, char *out, size_t size)
 {
     snprintf(out, size,
              "kv1 rows=%s keys=%s precision=%s kernels=%s layers=%d window=%d build=%016llx",
              e->info.kv_layout, e->info.index_keys, e->info.precision, e->kernels.name,
-             e->kv.spec.n_layers, e->window, (unsigned long long)build_digest());
+             e->kv.spec.n_layers, e->window, (unsigned long long)build_digest(e->device));
 }
 
 /* Tensors, and what config.json says about them. */
@@ -219,12 +221,14 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
                         FST_COUNT(policies), &policy));
     FST_TRY(engine_word("--hicache-storage-prefetch-policy", o->kv_load_policy, loads[0], loads,
                         FST_COUNT(loads), &e->load_policy));
-    if (!e->prefix || e->device) { /* pages of a card are out of reach of the tiers' thread */
-        if (o->kv_host_bytes || o->kv_disk_dir)
-            log_info("tiers", "off why=%s",
-                     e->prefix ? "not_built_for_cards" : "disable_radix_cache");
+    if (!o->kv_host_bytes && !o->kv_disk_dir)
+        return FST_OK;
+    if (!e->prefix) {
+        log_info("tiers", "off why=disable_radix_cache");
         return FST_OK;
     }
+    if (e->device)
+        FST_TRY(stream_init(&e->tier_stream, e->device, NULL, e->stream.precision, 0));
     if (o->kv_host_bytes)
         rc = open_host(e, o, layout, stores, &n);
     if (rc == FST_OK && o->kv_disk_dir)
@@ -236,9 +240,17 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
     }
     tiers_opts_default(&t);
     t.policy = (enum tiers_policy)policy;
+    t.stream = e->device ? &e->tier_stream : NULL;
     t.wake = wake;
     t.wake_ud = e;
-    FST_TRY(tiers_open(&e->tiers, &e->tree, stores, n, &t));
+    rc = tiers_open(&e->tiers, &e->tree, stores, n, &t);
+    if (rc == FST_ENOMEM) {
+        log_warn("tiers", "off why=\"%s\"", fst_error_text());
+        e->info.kv_host_bytes = 0;
+        e->info.kv_disk_dir = NULL;
+        return FST_OK;
+    }
+    FST_TRY(rc);
     prefix_stats(e);
     const char *dir = e->info.kv_disk_dir ? e->info.kv_disk_dir : "off";
     log_info("tiers", "host_mb=%lld disk=%s policy=%s layout=%s loads=%s",
@@ -523,6 +535,7 @@ void prefix_flush(fst_engine *e)
 void prefix_close(fst_engine *e, int64_t end_ns)
 {
     tiers_close_by(e->tiers, end_ns);
+    stream_release(&e->tier_stream);
     tree_release(&e->tree);
     mem_free(e->kv_disk_dir);
 }

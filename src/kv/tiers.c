@@ -271,10 +271,21 @@ static void from_the_oldest(struct tiers *x, struct backup *b)
             from_snapshot(x, b, i);
 }
 
+/* On a card, what a job reads has been computed when it begins, and who had what it writes to is done. */
+static enum fst_status order(struct tiers *x)
+{
+    return x->far.kv ? stream_after(x->far.stream, x->tree->opts.stream) : FST_OK;
+}
+
 static bool post(struct tiers *x, struct backup *b)
 {
     if (b->n == 0)
         return false;
+    if (order(x) < 0 || mover_sent(&x->tree->mover) < 0) { /* the steps will say so too */
+        for (int i = 0; i < b->n; i++)
+            x->mark[b->entry[i]].state = MARK_REFUSED;
+        return false;
+    }
     tree_lock_nodes(x->tree, b->hold.node);
     if (b->hold.snapshot)
         tree_lock_snapshot(x->tree, b->hold.snapshot);
@@ -390,6 +401,8 @@ enum fst_status tiers_load(struct tiers *x, int slot, const struct tree_salt *sa
         return FST_EAGAIN;
     l->n = tiers_find(x, salt, ids, n_ids, hit, hit->n_restore + x->o.min_gain, &l->key);
     if (!l->n)
+        return FST_EAGAIN;
+    if (order(x) < 0)
         return FST_EAGAIN;
     l->gain = l->n - hit->n_restore;
     l->salt = *salt;
@@ -512,6 +525,8 @@ static enum fst_status start(struct tiers *x)
     if (!x->block)
         return fst_error(FST_ENOMEM, "tiers: no memory for %zu bytes of tables", bytes);
     place(x, x->block);
+    if (kv->spec.device)
+        FST_TRY(tiers_far_init(&x->far, kv, x->tree->opts.kernels, x->o.stream, TIERS_BATCH));
     if (pthread_create(&x->thread, NULL, tiers_thread, x) != 0)
         return fst_error(FST_EMACHINE, "tiers: cannot start a thread");
     x->thread_started = true;
@@ -543,8 +558,8 @@ enum fst_status tiers_open(struct tiers **out, struct tree *tree, struct store *
     if (o->min_gain < 1)
         rc = fst_error(FST_EINVAL, "tiers: min_gain is %lld, expected 1 or more",
                        (long long)o->min_gain);
-    else if (tree->kv->spec.device)
-        rc = fst_error(FST_EUNSUPPORTED, "tiers: KV memory is on %s, expected the host's",
+    else if (tree->kv->spec.device && (!o->stream || !tree->opts.kernels))
+        rc = fst_error(FST_EINVAL, "tiers: stream and the tree's kernels are expected for %s",
                        tree->kv->spec.device->name);
     if (rc < 0 || (rc = start(x)) < 0) {
         tiers_close(x);
@@ -662,6 +677,7 @@ void tiers_close_by(struct tiers *x, int64_t end_ns)
     }
     for (int i = 0; i < x->n_stores; i++)
         x->store[i]->ops->close(x->store[i]);
+    tiers_far_release(&x->far);
     pthread_cond_destroy(&x->done);
     pthread_cond_destroy(&x->work);
     pthread_mutex_destroy(&x->lock);

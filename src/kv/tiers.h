@@ -14,6 +14,11 @@
  *           and the request goes on as after any hit.  Of an incomplete load the pages up to the first
  *           missing one are kept, for a shorter snapshot to stand on.
  *
+ * On a card.  Pages go through a piece of its memory, gathered or scattered by one launch each batch, and from
+ * there to where a store wants them: a far one copies them itself, for others they pass through host memory.
+ * The worker's launches and copies are on a stream of its own, which is ordered behind the steps' when a job is
+ * posted: what is copied has been computed, and who had the pages of a load before is done with them.
+ *
  * Keys.  The root's hashes the salt, a page's its parent's key and its ids, a snapshot's the key of the page
  * before it and the ids behind, so nothing of one salt is found under another. */
 #ifndef FST_KV_TIERS_H
@@ -30,6 +35,7 @@ struct tiers_opts {
     enum tiers_policy policy;
     int64_t min_gain;       /* tokens; fewer are computed sooner than loaded */
     uint64_t key_mask;      /* bits of a key that count; fewer than all are for tests */
+    struct stream *stream;  /* of a card's KV memory: borrowed, the tiers' own; else NULL */
     void (*wake)(void *ud); /* something is done: from the tiers' thread, NULL: nobody waits */
     void *wake_ud;
 };

@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "kv/tiers.h"
+#include "kv/tiers_far.h"
 #include "kv/tree_int.h"
 
 enum {
@@ -92,6 +93,7 @@ struct tiers {
     struct store_stats stats[TIERS_MAX];
 
     /* the worker */
+    struct tiers_far far;   /* where KV memory is a card's */
     struct store_run *runs; /* (n_runs) of a batch of pages, or of a snapshot */
     int64_t n_runs, page_runs;
     int64_t unsafe_ns; /* since then something is put that was not flushed; 0: nothing */
