@@ -39,7 +39,7 @@ static void test_residues(void **state)
 
     (void)state;
     for (int i = 0; i < TIERS; i++) {
-        size_t c = i % 2 ? 2 : 0; /* with drafts: bf16 rows, fp8 rows */
+        size_t c = i < 3 ? (size_t)i + (i > 0) : 0; /* with drafts: fp8 rows, bf16, paged */
         tmpdir_make(dir, sizeof dir);
         fst_engine *e = open_case(i, dir, cells[c].o);
         cold_of(&cells[c].o);
@@ -53,6 +53,19 @@ static void test_residues(void **state)
         fst_engine_close(e);
         disk_rm(dir);
     }
+}
+
+/* Kernels that do not know a layout are not given it. */
+static void test_layouts(void **state)
+{
+    fst_engine *e;
+    struct fst_engine_opts o = {.model_dir = model_dir, .device = "cuda", .kv_layout = "paged"};
+
+    (void)state;
+    far_state.no_paged = true;
+    assert_int_equal(fst_engine_open(&e, &o), FST_EUNSUPPORTED);
+    assert_non_null(strstr(fst_error_text(), "--kv-layout paged is not built for --device far"));
+    far_state.no_paged = false;
 }
 
 /* From one server to the next, over a folder; written at the end, or as soon as it is kept. */
@@ -111,6 +124,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residues),
+        cmocka_unit_test(test_layouts),
         cmocka_unit_test(test_restart),
         cmocka_unit_test(test_pressure),
     };
