@@ -596,7 +596,8 @@ class Model(Folder):
         r = run_json("bench", "kv", "--context", "2000", "--kv-layout", "unified-bf16")
         self.assertEqual([(x["name"], x["kind"], x["context"]) for x in r["rows"]],
                          [("kv/take", "most", 1791), ("kv/restore", "most", 1791), ("kv/take", "page", 1792),
-                          ("kv/restore", "page", 1792), ("kv/match", "ids", 2000)])
+                          ("kv/restore", "page", 1792), ("kv/match", "ids", 2000),
+                          ("kv/host_put", "pages", 1792), ("kv/host_get", "pages", 1792)])
         self.assertGreater(r["rows"][0]["bytes"], r["rows"][2]["bytes"])
         for x in r["rows"]:
             self.assertGreater(x["time_us"], 0)
