@@ -30,7 +30,7 @@ struct fst_engine_opts {
     const char *model_dir;      /* folder of a published checkpoint; required */
     const char *device;         /* "cpu" */
     const char *kernels;        /* "auto"; see kernels_select */
-    const char *kv_layout;      /* "unified-fp8"; "unified-bf16" */
+    const char *kv_layout;      /* "unified-fp8"; "unified-bf16", "paged" */
     const char *index_keys;     /* "fp4"; "fp8" */
     const char *precision;      /* "native"; "reference" (fp32, nothing quantised but weights) */
     const char *spec_algorithm; /* NULL: what the checkpoint bundles; "dspark", "none" (any case) */
@@ -58,7 +58,7 @@ struct fst_engine_opts {
     int64_t kv_disk_write_bytes_hour; /* that may be written in any hour; 0: no limit */
     bool kv_disk_zstd;                /* compressed, where that makes an object smaller */
     const char *kv_write_policy;      /* "write_through"; "write_through_selective", "write_back" */
-    const char *kv_load_policy;       /* of the tier on disk: "wait_complete"; "best_effort", "timeout" */
+    const char *kv_load_policy;       /* of the disk: "wait_complete"; "best_effort", "timeout" */
     bool
         check_memory; /* tests: after every step all of KV memory is accounted for, or the process ends */
     bool disable_cuda_graph;   /* launch kernel by kernel on a card; results are the same */

@@ -535,6 +535,15 @@ static void test_far(void **state)
             for (int i = 0; i < 2; i++)
                 pattern(&kv, &steps, slot, i, 7 + (uint32_t)i, bytes[i], true);
             tree_unlock(&t, &hold);
+            kv_slot_reset(&kv, slot);
+            tree_flush(&t);
+            tree_match(&t, &alice, ids, 610, &hit);
+            far_state.fail_copy = 1; /* what the device could not bring is not believed */
+            assert_int_equal(tiers_load(x, slot, &alice, ids, 610, &hit, &hold), FST_OK);
+            tiers_wait(x);
+            assert_false(tiers_end(x, slot));
+            assert_int_equal(t.n_snapshots, 0);
+            assert_int_equal(far_state.fail_copy, 0);
             kv_slot_close(&kv, slot);
             tiers_close(x);
             tree_release(&t);
