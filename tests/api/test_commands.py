@@ -139,6 +139,11 @@ class Usage(Folder):
         one = ["generate", "--prompt", "hi", "--max-tokens", "1"]
         self.assertIn(b"--kv-disk-mb needs --kv-disk-dir", run(*one, "--kv-disk-mb", "5", expect=2).stderr)
         self.assertIn(b"--kv-disk-dir is empty", run(*one, "--kv-disk-dir", "", expect=2).stderr)
+        published = ("--enable-hierarchical-cache --hicache-ratio 2 --hicache-write-policy write_through "
+                     "--hicache-io-backend direct --hicache-mem-layout page_first --kv-disk-space-mb 100").split()
+        err = run(*one, *published, "--kv-disk-dir", os.path.join(self.dir, "all")).stderr
+        self.assertNotIn(b"effect=none", err)
+        self.assertEqual(err.count(b"hicache-io-backend"), 1)
         line = b"flag=--hicache-storage-prefetch-policy effect=none"
         self.assertIn(line, run(*one, "--hicache-storage-prefetch-policy", "timeout", "--hicache-ratio", "4").stderr)
         for flag, value, of_host in (("--hicache-write-policy", "write_back", False),
