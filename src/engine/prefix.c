@@ -125,7 +125,7 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
         snprintf(why, sizeof why, "%s", fst_error_text());
         return fst_error(rc, "--kv-host-mb: %s", why);
     }
-    e->info.kv_host_bytes = (uint64_t)host_bytes(stores[*n]);
+    e->info.kv_host_bytes = (uint64_t)(h.budget_bytes ? h.budget_bytes : host_bytes(stores[*n]));
     ++*n;
     return FST_OK;
 }
