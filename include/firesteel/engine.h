@@ -36,13 +36,16 @@ struct fst_engine_opts {
     const char *spec_algorithm; /* NULL: what the checkpoint bundles; "dspark", "none" (any case) */
     const char *verify_mode;    /* "auto"; "static".  See fst_engine_info */
     int spec_block_size;        /* draft tokens per round; 0: the checkpoint's; larger is refused */
-    int threads;                /* 0: one per core */
-    int max_running_requests;   /* 0: 16 */
-    int max_queued_requests;    /* 0: 1024 */
-    int64_t context_length;     /* 0: the checkpoint's, bounded by memory */
-    int64_t max_total_tokens;   /* KV tokens over all requests; 0: from the memory plan */
-    int chunked_prefill_size;   /* rows of prefill per step; 0: 512 */
-    uint64_t random_seed;       /* seeds requests that bring none; see has_random_seed */
+    const char *
+        spec_accept; /* "coupled"; "rejection": classic rejection sampling above temperature 0 (outside
+                                of the promise above: the distribution is the same, the draws are not) */
+    int threads;     /* 0: one per core */
+    int max_running_requests; /* 0: 16 */
+    int max_queued_requests;  /* 0: 1024 */
+    int64_t context_length;   /* 0: the checkpoint's, bounded by memory */
+    int64_t max_total_tokens; /* KV tokens over all requests; 0: from the memory plan */
+    int chunked_prefill_size; /* rows of prefill per step; 0: 512 */
+    uint64_t random_seed;     /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
     bool profile;               /* keep per-block timings (bench step) */
     bool disable_prefix_cache;  /* compute every prompt whole; same results */
@@ -58,7 +61,21 @@ struct fst_engine_opts {
     const char *kv_write_policy;      /* "write_through"; "write_through_selective", "write_back" */
     bool
         check_memory; /* tests: after every step all of KV memory is accounted for, or the process ends */
-    bool disable_cuda_graph;   /* launch kernel by kernel on a card; results are the same */
+    bool disable_cuda_graph; /* launch kernel by kernel on a card; results are the same */
+    /* Audit: finished requests that are computed again, cold, while there is nothing else to do. */
+    double audit_share; /* of requests, by chance, in [0, 1]; 0: none */
+    double audit_time;  /* the most of wall time, in (0, 1]; 0: 0.01 */
+    /* Records of the last steps, written when something is wrong (src/engine/recorder.h). */
+    const char *record_dir; /* folder; NULL: nothing is written */
+    int record_files;       /* so many at most, the oldest go; 0: 16 */
+    /* Hooks that make the engine wrong or untypical on purpose: refused without debug_hooks, and
+     * fst_engine_info.debug_hooks names them (src/engine/debug.h). */
+    bool debug_hooks;
+    const char *debug_drafter; /* file of known continuations that are proposed instead of drafts */
+    int debug_reject_at; /* 1..block: the draft at this place of each round is rejected; 0: off */
+    double simulate_acc_len; /* 1..block + 1: tokens of each round, right or wrong; 0: off */
+    const char *simulate_acc_method; /* "match-expected"; "multinomial" */
+    const char *debug_spoil;         /* "logits@N", "kv@N": output position N, position N; NULL */
     const int32_t *masked_ids; /* ids that are never drawn (rows of the vocabulary without a name
                                     in the tokenizer); copied */
     size_t n_masked_ids;
@@ -83,6 +100,8 @@ struct fst_engine_info {
     const char *model_dir; /* borrowed from the engine */
     const char *kernels, *device, *kv_layout, *index_keys, *spec_algorithm, *verify_mode,
         *precision;
+    const char *spec_accept;
+    const char *debug_hooks; /* NULL: none.  Else what is not to be taken for a result, and why */
     int vocab_size, eos_id, bos_id;
     int gamma; /* draft tokens per round; 0 when off */
     int threads, max_running_requests, max_queued_requests, chunked_prefill_size;
@@ -104,6 +123,16 @@ struct fst_spec_stats {
     uint64_t accepted;                           /* draft tokens accepted, before stops */
     uint64_t accepted_by_position[FST_SPEC_MAX]; /* rounds that accepted at least k+1 drafts */
     double accept_length; /* (accepted + verify_steps)/verify_steps; 0 without rounds */
+};
+
+struct fst_audit_stats {
+    uint64_t equal, mismatches; /* requests that were computed again */
+    uint64_t abandoned;         /* work came in between too often, or there was no room */
+    uint64_t dropped;           /* chosen ones that had to go before their turn */
+    uint64_t tokens;            /* rows that were computed again */
+    uint64_t ns;                /* time that took */
+    int waiting;                /* chosen ones that wait for their turn */
+    bool drafting_off;          /* since the first mismatch, until the end of the engine */
 };
 
 enum { FST_TIERS_MAX = 2 };
@@ -135,6 +164,8 @@ struct fst_engine_stats {
     int64_t heartbeat_ns;     /* CLOCK_MONOTONIC of the last block a step finished */
     int64_t now_ns;
     struct fst_spec_stats spec;
+    struct fst_audit_stats audit;
+    uint64_t records; /* files written by the recorder */
     /* Sums of time: draft_ns is drafting and injection; a step with prefill rows counts as prefill,
      * else one with a verify block as verify, else as decode, each without draft_ns; step_ns is
      * everything.  And how many steps of each kind (draft: batches) there were. */

@@ -211,6 +211,7 @@ static void fill_info(fst_engine *e)
 
     snprintf(e->info.model_type, sizeof e->info.model_type, "%s", c->model_type);
     e->info.kernels = e->kernels.name;
+    e->info.debug_hooks = e->debug.on ? e->debug.label : NULL;
     e->info.vocab_size = c->vocab_size;
     e->info.eos_id = c->eos_id;
     e->info.bos_id = c->bos_id;
@@ -263,6 +264,9 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
         FST_TRY(weights_check_values(e->weights));
     c = &e->weights->config;
     FST_TRY(pick_drafting(e, o, c));
+    FST_TRY(debug_open(&e->debug, o, e->gamma, c->vocab_size, e->device != NULL));
+    if (e->debug.acc_len > 0)
+        e->info.verify_mode = "static"; /* so many drafts must have been verified */
     FST_TRY(pool_new(&e->pool, o->threads));
     if (e->device)
         FST_TRY(weights_upload(
@@ -333,6 +337,8 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
         goto out;
     }
     e->thread_started = true;
+    if (e->debug.on)
+        log_warn("debug hooks", "active=\"%s\" results=not_the_models", e->debug.label);
     if (o->on_load)
         o->on_load(o->on_load_ud, e->info.weight_bytes, e->info.weight_bytes);
     *out = e;
@@ -371,6 +377,7 @@ void fst_engine_close(fst_engine *e)
     kv_release(&e->kv);
     weights_free(e->weights);
     device_free_shared(e->device, e->block, e->block_bytes);
+    debug_close(&e->debug);
     mem_free(e->model_dir);
     door_unref(e->door);
     mem_free(e);

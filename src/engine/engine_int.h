@@ -11,6 +11,7 @@
 
 #include "base/base.h"
 #include "base/pool.h"
+#include "engine/debug.h"
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
 #include "kv/kv.h"
@@ -84,6 +85,7 @@ struct fst_request {
     bool sits;         /* no page for its row: not in this step */
     int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
+    struct debug_request debug;
 
     pthread_mutex_t pub_lock;
     pthread_cond_t changed;
@@ -132,6 +134,7 @@ struct fst_engine {
     struct sched_limits limits;
     bool drafting;
     int gamma, window;
+    struct debug_hooks debug;
     int64_t context_length;
 
     /* engine's thread */

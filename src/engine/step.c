@@ -362,6 +362,7 @@ static enum fst_status draft(fst_engine *e)
             continue;
         memcpy(r->ids + r->n_known, e->draft_ids + (int64_t)k++ * b->gamma,
                (size_t)r->n_draft * sizeof *r->ids);
+        debug_draft(e, r);
     }
     e->stats.draft_rounds += (uint64_t)b->n;
     e->stats.draft_steps++;
@@ -535,6 +536,8 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
         FST_ASSERT(e->span_logit[s] == n_batch);
         for (int i = 0; i < step->span[s].n_rows; i++)
             fill_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
+        debug_logits(e, logits + (int64_t)n_batch * vocab, r->n_known - r->n_prompt,
+                     step->span[s].n_rows);
         n_batch += step->span[s].n_rows;
     }
     if (n_batch > 0)
@@ -576,6 +579,7 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
             for (int i = 0; i < span->n_rows; i++)
                 draws[i] = e->sample[first + i].id;
             k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
+            k = debug_accept(e, r, e->sample + first, span->n_rows - 1, k);
             spec_count(&r->spec, span->n_rows - 1, k);
             spec_count(&e->stats.spec, span->n_rows - 1, k);
             n_emit = n_commit = k + 1;
@@ -592,6 +596,7 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
         bool goes_on = outcome[s].finish == FST_FINISH_NONE;
         if (goes_on || keeps)
             kv_commit(&e->kv, r->slot, r->n_committed);
+        debug_commit(e, r, e->span_before[s]);
         if (e->drafting && (keeps || (goes_on && !r->o.no_drafting)))
             n_inject = name_rows(e, e->span_first[s], n_commit, n_inject);
     }
@@ -738,6 +743,7 @@ static void one_step(fst_engine *e)
     enum fst_status rc;
 
     e->step_draft_ns = 0;
+    debug_step(e);
     make_room(e);
     if (e->n_running == e->n_sitting) {
         copy_stats(e);

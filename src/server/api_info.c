@@ -185,6 +185,8 @@ void api_server_info(struct server *s, struct exch *x)
     put_str(&b, "index_keys", in->index_keys);
     put_str(&b, "precision", in->precision);
     put_str(&b, "verify_mode", in->verify_mode);
+    put_str(&b, "speculative_accept", in->spec_accept);
+    put_str(&b, "debug_hooks", in->debug_hooks);
     put_str(&b, "speculative_algorithm", spec ? upper(name, in->spec_algorithm) : NULL);
     buf_printf(&b,
                "\"speculative_num_draft_tokens\":%d,\"tp_size\":1,\"dp_size\":1,\"page_size\":256,"

@@ -32,6 +32,9 @@ extern const struct option_group tool_sizing_group;
 extern const struct option_group tool_model_group;
 extern const struct option_group tool_folder_group;
 extern const struct option_group tool_json_group;
+/* Accept rule, audit, records and debug hooks, of commands that generate; and their options. */
+extern const struct option_group tool_audit_group;
+enum fst_status tool_audit_opts(const struct options *o, struct fst_engine_opts *e);
 
 /* Parse.  NULL: --help was printed (*status 0), or the line was wrong (*status 2, message printed).
  * Words that are no options are wrong for tool_parse; tool_parse_words leaves them to the command. */

@@ -1,0 +1,76 @@
+"""Debug hooks, audit and records over HTTP: what is not the model's result says so everywhere."""
+
+import json
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import Server  # noqa: E402
+from test_commands import run, run_json  # noqa: E402
+
+CHAT = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 12, "temperature": 0}
+
+
+class Labels(unittest.TestCase):
+    def test_every_answer(self):
+        with Server(fake=False, flags=("--debug-hooks", "--simulate-acc-len", "3")) as s:
+            want = "debug-hooks simulate-acc-len=3 method=match-expected"
+            for path in ("/health", "/v1/models", "/server_info", "/metrics", "/nowhere"):
+                self.assertEqual(s.get(path).headers["x-firesteel-debug"], want, path)
+            info = s.get("/server_info").json()
+            self.assertEqual(info["debug_hooks"], want)
+            self.assertEqual(info["verify_mode"], "static")
+            r = s.post("/v1/chat/completions", CHAT)
+            self.assertEqual(r.headers["x-firesteel-debug"], want)
+            self.assertEqual(r.json()["firesteel"]["debug_hooks"], want)
+            self.assertTrue(r.json()["system_fingerprint"].endswith("-debug"))
+            r = s.post("/v1/completions", {"prompt": "One, two", "max_tokens": 5})
+            self.assertEqual(r.json()["firesteel"]["debug_hooks"], want)
+            r = s.post("/generate", {"text": "One, two", "sampling_params": {"max_new_tokens": 5}})
+            self.assertEqual(r.json()["meta_info"]["firesteel"]["debug_hooks"], want)
+            r = s.post("/v1/chat/completions", dict(CHAT, stream=True))
+            self.assertEqual(r.headers["x-firesteel-debug"], want)
+            events = [e[6:] for e in r.text.split("\n\n") if e.startswith("data: {")]
+            self.assertEqual(json.loads(events[-1])["firesteel"]["debug_hooks"], want)
+            self.assertIn("debug_hooks=1", s.output())
+
+    def test_none_without(self):
+        with Server(fake=False) as s:
+            r = s.post("/v1/chat/completions", CHAT)
+            self.assertNotIn("x-firesteel-debug", r.headers)
+            self.assertNotIn("firesteel", r.json())
+            self.assertIsNone(s.get("/server_info").json()["debug_hooks"])
+
+    def test_command(self):
+        out = run_json("generate", "-n", "5", "One", "--debug-hooks", "--debug-reject-at", "1")
+        self.assertEqual(out["debug_hooks"], "debug-hooks reject-at=1")
+        self.assertEqual(out["spec"]["accepted"], 0)
+        self.assertNotIn("debug_hooks", run_json("generate", "-n", "5", "One"))
+
+
+class Refused(unittest.TestCase):
+    def test_without_hooks(self):
+        for flags in (("--debug-drafter", "x"), ("--debug-reject-at", "1"), ("--simulate-acc-len", "2"),
+                      ("--debug-spoil", "kv@1")):
+            for command in (("generate", "x"), ("serve", "--port", "0")):
+                p = run(*command, *flags, expect=2)
+                self.assertIn(flags[0].encode(), p.stderr)
+                self.assertIn(b"--debug-hooks", p.stderr)
+
+    def test_variable(self):
+        env = {"SGLANG_SIMULATE_ACC_LEN": "3.5"}
+        self.assertIn(b"--debug-hooks", run("generate", "x", expect=2, env=env).stderr)
+        run("generate", "x", "-n", "2", env={"SGLANG_SIMULATE_ACC_LEN": "-1"})
+
+    def test_thresholds(self):
+        for name in ("single", "acc"):
+            flag = "--speculative-accept-threshold-" + name
+            p = run("generate", "x", flag, "0.9", expect=None)
+            self.assertNotEqual(p.returncode, 0)
+            self.assertIn(flag.encode(), p.stderr)
+            run("generate", "x", "-n", "2", flag, "1.0")
+
+
+if __name__ == "__main__":
+    unittest.main()
