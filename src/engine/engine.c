@@ -37,7 +37,8 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
 {
     static const char *const algorithms[] = {"none", "dspark", "mtp", "eagle"};
     static const char *const modes[] = {"auto", "static", "cap", "compact"};
-    int algorithm, mode;
+    static const char *const rules[] = {"coupled", "rejection"};
+    int algorithm, mode, rule;
 
     FST_TRY(engine_word("--speculative-algorithm", o->spec_algorithm,
                         c->has_dspark ? "dspark" : "none", algorithms, FST_COUNT(algorithms),
@@ -48,6 +49,10 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
                          modes[mode]);
     FST_TRY(
         model_plan_drafting(c, algorithms[algorithm], o->spec_block_size, &e->drafting, &e->gamma));
+    FST_TRY(engine_word("--speculative-accept", o->spec_accept, "coupled", rules, FST_COUNT(rules),
+                        &rule));
+    e->rejection = rule == 1;
+    e->info.spec_accept = rules[rule];
     if (c->has_mtp && !o->spec_algorithm)
         log_info("drafting", "algorithm=none why=mtp_drafting_is_not_built");
     e->info.spec_algorithm = algorithms[algorithm];
@@ -248,6 +253,19 @@ static enum fst_status self_test(const fst_engine *e, enum precision precision)
     return FST_OK;
 }
 
+static enum fst_status keep_masked_ids(fst_engine *e, const struct fst_engine_opts *o)
+{
+    size_t bytes = o->n_masked_ids * sizeof *e->masked_ids;
+
+    e->masked_ids = mem_alloc(bytes);
+    if (!e->masked_ids)
+        return fst_error(FST_ENOMEM, "engine: no memory");
+    if (bytes)
+        memcpy(e->masked_ids, o->masked_ids, bytes);
+    e->n_masked_ids = (int64_t)o->n_masked_ids;
+    return FST_OK;
+}
+
 static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o)
 {
     const struct model_config *c;
@@ -294,6 +312,9 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
                         o->masked_ids, (int)o->n_masked_ids));
     FST_TRY(step_arrays(e));
+    FST_TRY(recorder_open(&e->recorder, o, e->limits.max_logits, e->max_running));
+    FST_TRY(audit_open(&e->audit, o, e->debug.acc_len > 0));
+    FST_TRY(keep_masked_ids(e, o));
     e->info.workspace_bytes += scratch + plan.work_bytes;
     fill_info(e);
     return FST_OK;
@@ -308,11 +329,9 @@ static uint64_t random_seed(const struct fst_engine_opts *o)
     return seed;
 }
 
-enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *o)
+enum fst_status engine_prepare(fst_engine **out, const struct fst_engine_opts *o)
 {
-    int64_t start = engine_now_ns();
     fst_engine *e;
-    enum fst_status rc;
 
     *out = NULL;
     if (!o->model_dir)
@@ -322,8 +341,19 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
         mem_free(e);
         return fst_error(FST_ENOMEM, "engine: no memory");
     }
+    *out = e;
     e->info.model_dir = e->model_dir;
-    if ((rc = open_model(e, o)) < 0)
+    return open_model(e, o);
+}
+
+enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *o)
+{
+    int64_t start = engine_now_ns();
+    fst_engine *e;
+    enum fst_status rc;
+
+    *out = NULL;
+    if ((rc = engine_prepare(&e, o)) < 0)
         goto out;
     e->door = door_new(e->info.max_queued_requests, mem_available_bytes() / 4, random_seed(o));
     if (!e->door) {
@@ -369,6 +399,8 @@ void fst_engine_close(fst_engine *e)
         pthread_mutex_unlock(&d->lock);
         pthread_join(e->thread, NULL);
     }
+    audit_close(e);
+    recorder_close(&e->recorder);
     sample_release(&e->sampler);
     model_free(e->model);
     prefix_close(e);
@@ -378,6 +410,7 @@ void fst_engine_close(fst_engine *e)
     weights_free(e->weights);
     device_free_shared(e->device, e->block, e->block_bytes);
     debug_close(&e->debug);
+    mem_free(e->masked_ids);
     mem_free(e->model_dir);
     door_unref(e->door);
     mem_free(e);

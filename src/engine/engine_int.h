@@ -11,7 +11,9 @@
 
 #include "base/base.h"
 #include "base/pool.h"
+#include "engine/audit.h"
 #include "engine/debug.h"
+#include "engine/recorder.h"
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
 #include "kv/kv.h"
@@ -86,6 +88,11 @@ struct fst_request {
     int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
     struct debug_request debug;
+    uint64_t number; /* among those that were recorded; 0: none yet */
+    int32_t held;    /* the recorder's: where it is held, plus one */
+    struct audit_row
+        *audit; /* (n_audit) of the tokens that the audit compares; 0 of them: not chosen */
+    int64_t n_audit;
 
     pthread_mutex_t pub_lock;
     pthread_cond_t changed;
@@ -135,6 +142,11 @@ struct fst_engine {
     bool drafting;
     int gamma, window;
     struct debug_hooks debug;
+    bool rejection; /* accept by rejection sampling above temperature 0 */
+    struct recorder recorder;
+    struct audit audit;
+    int32_t *masked_ids; /* owned: (n_masked_ids) of the options */
+    int64_t n_masked_ids;
     int64_t context_length;
 
     /* engine's thread */
@@ -198,6 +210,9 @@ void request_unref(fst_request *r);
 enum fst_status engine_word(const char *flag, const char *given, const char *fallback,
                             const char *const *words, int n, int *out);
 
+/* engine.c: everything but the door and the thread; *out is to be closed even after a failure. */
+enum fst_status engine_prepare(fst_engine **out, const struct fst_engine_opts *o);
+
 /* prefix.c, called by the engine's thread but for open and close */
 enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o);
 void prefix_close(fst_engine *e);
@@ -223,5 +238,7 @@ void prefix_stats(fst_engine *e);
 
 /* step.c */
 void *engine_thread(void *engine);
+/* Row `index` of the next draw is token out_pos of r. */
+void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos);
 
 #endif

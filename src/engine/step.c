@@ -31,8 +31,10 @@ static void publish_places(fst_engine *e)
 
     s->running = e->n_running + e->n_loading;
     s->loading = e->n_loading;
-    s->slots_used = e->kv.spec.n_slots - e->kv.n_free_slots;
+    s->slots_used = e->kv.spec.n_slots - e->kv.n_free_slots - (e->audit.slot > 0);
     s->kv_tokens_used = (e->kv.spec.n_pages - e->kv.n_free_pages - e->kv.n_idle_pages) * KERN_PAGE;
+    if (e->audit.slot)
+        s->kv_tokens_used -= e->kv.slots[e->audit.slot].n_pages * KERN_PAGE;
     s->finished = e->stats.finished;
     s->aborted = e->stats.aborted;
     s->failed = e->stats.failed;
@@ -63,6 +65,7 @@ static void retire(fst_engine *e, int i, enum fst_finish finish)
 
     close_slot(e, r);
     count_end(e, finish);
+    audit_offer(e, r, finish);
     memmove(e->running + i, e->running + i + 1,
             (size_t)(e->n_running - i - 1) * sizeof *e->running);
     e->n_running--;
@@ -126,7 +129,8 @@ static bool intake(fst_engine *e)
 
     pthread_mutex_lock(&d->lock);
     while (idle(e)) {
-        sleep_until_called(e);
+        if (!audit_idle(e))
+            sleep_until_called(e);
         e->paused = true;
     }
     d->kick = false;
@@ -146,6 +150,8 @@ static bool intake(fst_engine *e)
             e->wait_first = first;
         e->wait_last = last;
     }
+    if (e->wait_first)
+        audit_yield(e);
     return !quit;
 }
 
@@ -307,7 +313,7 @@ static void make_room(fst_engine *e)
         fst_request *r = e->running[i];
         r->n_draft = 0;
         r->sits = false;
-        if (e->drafting && !r->o.no_drafting && decoding(r))
+        if (e->drafting && !r->o.no_drafting && !e->audit.stats.drafting_off && decoding(r))
             r->n_draft = spec_room(e->gamma, r->n_committed, e->context_length);
         /* Drafts are a luxury, the anchor is not: nobody loses his place for a draft.  The oldest
          * request always fits, but for what tiers have locked, so one that goes itself had others before
@@ -467,7 +473,7 @@ static enum fst_status score_prompt(fst_engine *e, fst_request *r, const struct 
     return FST_OK;
 }
 
-static void fill_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos)
+void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos)
 {
     bool ban = (int64_t)out_pos < r->o.min_new_tokens;
 
@@ -498,6 +504,7 @@ static struct engine_outcome append(fst_engine *e, fst_request *r, int first, in
             return (struct engine_outcome){FST_FINISH_ERROR, -1, FST_ENUMERIC,
                                            "the model's output holds a value that is not a number"};
         r->ids[r->n_known++] = s->id;
+        audit_keep(e, r, at, first + i);
         if (r->logprobs)
             r->logprobs[at] = s->logprob;
         if (r->top)
@@ -535,9 +542,11 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
         const fst_request *r = e->span_request[s];
         FST_ASSERT(e->span_logit[s] == n_batch);
         for (int i = 0; i < step->span[s].n_rows; i++)
-            fill_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
+            step_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
         debug_logits(e, logits + (int64_t)n_batch * vocab, r->n_known - r->n_prompt,
                      step->span[s].n_rows);
+        FST_TRY(recorder_look(e, logits + (int64_t)n_batch * vocab, n_batch, step->span[s].n_rows,
+                              r->n_known - r->n_prompt));
         n_batch += step->span[s].n_rows;
     }
     if (n_batch > 0)
@@ -568,7 +577,9 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
                 outcome[s] = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
             } else if (ends) {
                 int at = span->logits == STEP_LOGITS_ALL ? first + span->n_rows - 1 : first;
-                fill_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
+                step_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
+                FST_TRY(
+                    recorder_look(e, logits + (int64_t)at * vocab, 0, 1, r->n_known - r->n_prompt));
                 FST_TRY(sample_rows(&e->sampler, logits + (int64_t)at * vocab, e->sample, 1));
                 first = 0;
                 n_emit = 1;
@@ -590,6 +601,8 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
         }
         if (n_emit > 0)
             outcome[s] = append(e, r, first, n_emit);
+        recorder_note(e, s, span, first, span->kind == STEP_PREFILL ? n_emit : span->n_rows,
+                      n_commit, n_emit, outcome[s].finish);
         r->n_committed += n_commit;
         /* Who is kept for others is kept whole, whether he ends or drafts himself. */
         bool keeps = e->prefix && outcome[s].finish != FST_FINISH_ERROR;
@@ -625,6 +638,7 @@ static void copy_stats(fst_engine *e)
         e->stats.spec = (struct fst_spec_stats){0};
     }
     prefix_stats(e);
+    e->stats.audit = e->audit.stats;
     e->stats.requests = d->stats.requests;
     e->stats.waiting = d->n_waiting;
     d->stats = e->stats;
@@ -744,6 +758,7 @@ static void one_step(fst_engine *e)
 
     e->step_draft_ns = 0;
     debug_step(e);
+    recorder_begin(e);
     make_room(e);
     if (e->n_running == e->n_sitting) {
         copy_stats(e);

@@ -24,6 +24,7 @@ static const struct command commands[] = {
     {"doctor", cmd_doctor, "check machine, kernels, model folder and port"},
     {"bench", cmd_bench, "time a step of the model, block by block, or the prefix tree"},
     {"kv", cmd_kv, "list, verify or prune what is kept of prompts on disk"},
+    {"replay", cmd_replay, "run a record of the engine's last steps again"},
     {"version", cmd_version, "version and build"},
     {"help", cmd_help, "this text; `help fields`: request fields of the server"},
 };

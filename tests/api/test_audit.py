@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
 import sys
+import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -47,6 +50,74 @@ class Labels(unittest.TestCase):
         self.assertEqual(out["debug_hooks"], "debug-hooks reject-at=1")
         self.assertEqual(out["spec"]["accepted"], 0)
         self.assertNotIn("debug_hooks", run_json("generate", "-n", "5", "One"))
+
+
+def sample(s, name, label=""):
+    for line in s.get("/metrics").text.splitlines():
+        if line.startswith("sglang:" + name + "{") and label in line:
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError("no " + name)
+
+
+class Audit(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="firesteel-test-")
+
+    def tearDown(self):
+        shutil.rmtree(self.dir)
+
+    def wait(self, s, what, n):
+        for _ in range(600):
+            audit = s.state()["audit"]
+            if audit[what] >= n:
+                return audit
+            time.sleep(0.05)
+        raise AssertionError(audit)
+
+    def test_equal(self):
+        flags = ("--audit-share", "1", "--audit-time", "1", "--crash-dump-folder", self.dir)
+        with Server(fake=False, flags=flags) as s:
+            for t in (0, 0.7, 1):
+                self.assertEqual(s.post("/v1/chat/completions", dict(CHAT, temperature=t)).status, 200)
+            audit = self.wait(s, "equal", 3)
+            self.assertEqual(audit["mismatches"], 0)
+            self.assertFalse(audit["drafting_off"])
+            self.assertEqual(sample(s, "audit_requests_total", 'result="mismatch"'), 0)
+            self.assertGreater(sample(s, "audit_tokens_total"), 30)
+        self.assertEqual(os.listdir(self.dir), [])
+
+    def test_mismatch(self):
+        flags = ("--audit-share", "1", "--audit-time", "1", "--crash-dump-folder", self.dir, "--debug-hooks",
+                 "--debug-spoil", "logits@30")
+        with Server(fake=False, flags=flags) as s:
+            body = {"text": "One, two, three", "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}}
+            r = s.post("/generate", body).json()["meta_info"]
+            self.assertGreater(r["spec_verify_ct"], 0)
+            self.assertTrue(self.wait(s, "mismatches", 1)["drafting_off"])
+            self.assertEqual(sample(s, "audit_requests_total", 'result="mismatch"'), 1)
+            self.assertEqual(sample(s, "spec_drafting_off"), 1)
+            self.assertEqual(sample(s, "crash_dumps_total"), 1)
+            self.assertNotIn("spec_verify_ct", s.post("/generate", body).json()["meta_info"])
+            self.assertIn("audit mismatch", s.output())
+        name = sorted(os.listdir(self.dir))[0]
+        path = os.path.join(self.dir, name)
+        self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+        out = json.loads(run("replay", path, "--json", expect=1).stdout)
+        self.assertFalse(out["equal"])
+        self.assertEqual(out["reason"], "audit")
+        self.assertIn("spoil=logits@30", out["debug_hooks"])
+        self.assertIn("hash of the logits", out["first_difference"])
+        self.assertEqual(out["audited"]["requests"], 1)
+        self.assertIn("token 30", out["audited"]["first_difference"])
+        self.assertIn(b"differs", run("replay", path, expect=1).stdout)
+
+    def test_replay_usage(self):
+        self.assertIn(b"expected one FILE", run("replay", expect=2).stderr)
+        self.assertIn(b"/nowhere", run("replay", "/nowhere/x", expect=3).stderr)
+        path = os.path.join(self.dir, "x")
+        with open(path, "w") as f:
+            f.write("{}\n")
+        self.assertIn(b"line 1", run("replay", path, expect=None).stderr)
 
 
 class Refused(unittest.TestCase):
