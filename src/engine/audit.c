@@ -121,7 +121,8 @@ static const char *difference(const fst_engine *e, const fst_request *r, int64_t
 
     if (kept->hash && hash && kept->hash != hash)
         return "hash of the logits";
-    if (e->rejection) /* draws depend on the rounds, and their log-probabilities are of other ids */
+    if (reject_applies(
+            e, r)) /* draws depend on the rounds, and their log-probabilities are of other ids */
         return NULL;
     if (now->id != r->ids[r->n_prompt + at])
         return "id";

@@ -37,8 +37,7 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
 {
     static const char *const algorithms[] = {"none", "dspark", "mtp", "eagle"};
     static const char *const modes[] = {"auto", "static", "cap", "compact"};
-    static const char *const rules[] = {"coupled", "rejection"};
-    int algorithm, mode, rule;
+    int algorithm, mode;
 
     FST_TRY(engine_word("--speculative-algorithm", o->spec_algorithm,
                         c->has_dspark ? "dspark" : "none", algorithms, FST_COUNT(algorithms),
@@ -49,10 +48,6 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
                          modes[mode]);
     FST_TRY(
         model_plan_drafting(c, algorithms[algorithm], o->spec_block_size, &e->drafting, &e->gamma));
-    FST_TRY(engine_word("--speculative-accept", o->spec_accept, "coupled", rules, FST_COUNT(rules),
-                        &rule));
-    e->rejection = rule == 1;
-    e->info.spec_accept = rules[rule];
     if (c->has_mtp && !o->spec_algorithm)
         log_info("drafting", "algorithm=none why=mtp_drafting_is_not_built");
     e->info.spec_algorithm = algorithms[algorithm];
@@ -283,6 +278,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     c = &e->weights->config;
     FST_TRY(pick_drafting(e, o, c));
     FST_TRY(debug_open(&e->debug, o, e->gamma, c->vocab_size, e->device != NULL));
+    FST_TRY(reject_open(e, o));
     if (e->debug.acc_len > 0)
         e->info.verify_mode = "static"; /* so many drafts must have been verified */
     FST_TRY(pool_new(&e->pool, o->threads));
@@ -317,6 +313,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     FST_TRY(keep_masked_ids(e, o));
     e->info.workspace_bytes += scratch + plan.work_bytes;
     fill_info(e);
+    FST_TRY(reject_arrays(e));
     return FST_OK;
 }
 
@@ -410,6 +407,7 @@ void fst_engine_close(fst_engine *e)
     weights_free(e->weights);
     device_free_shared(e->device, e->block, e->block_bytes);
     debug_close(&e->debug);
+    mem_free(e->draft_logits);
     mem_free(e->masked_ids);
     mem_free(e->model_dir);
     door_unref(e->door);

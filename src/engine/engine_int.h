@@ -14,6 +14,7 @@
 #include "engine/audit.h"
 #include "engine/debug.h"
 #include "engine/recorder.h"
+#include "engine/reject.h"
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
 #include "kv/kv.h"
@@ -88,6 +89,7 @@ struct fst_request {
     int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
     struct debug_request debug;
+    int draft_at;    /* of the last draft batch: its place there */
     uint64_t number; /* among those that were recorded; 0: none yet */
     int32_t held;    /* the recorder's: where it is held, plus one */
     struct audit_row
@@ -143,6 +145,8 @@ struct fst_engine {
     int gamma, window;
     struct debug_hooks debug;
     bool rejection; /* accept by rejection sampling above temperature 0 */
+    float *
+        draft_logits; /* owned: (max_running, gamma, vocab) of the last draft batch, for it; NULL */
     struct recorder recorder;
     struct audit audit;
     int32_t *masked_ids; /* owned: (n_masked_ids) of the options */

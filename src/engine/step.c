@@ -366,6 +366,7 @@ static enum fst_status draft(fst_engine *e)
         fst_request *r = e->running[i];
         if (!r->n_draft)
             continue;
+        r->draft_at = k;
         memcpy(r->ids + r->n_known, e->draft_ids + (int64_t)k++ * b->gamma,
                (size_t)r->n_draft * sizeof *r->ids);
         debug_draft(e, r);
@@ -589,7 +590,11 @@ static enum fst_status accept(fst_engine *e, const struct step *step, const stru
             int k;
             for (int i = 0; i < span->n_rows; i++)
                 draws[i] = e->sample[first + i].id;
-            k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
+            if (reject_applies(e, r))
+                k = reject_accept(e, r, logits + (int64_t)first * vocab, e->sample + first,
+                                  span->n_rows - 1);
+            else
+                k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
             k = debug_accept(e, r, e->sample + first, span->n_rows - 1, k);
             spec_count(&r->spec, span->n_rows - 1, k);
             spec_count(&e->stats.spec, span->n_rows - 1, k);

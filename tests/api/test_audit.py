@@ -134,6 +134,13 @@ class Refused(unittest.TestCase):
         self.assertIn(b"--debug-hooks", run("generate", "x", expect=2, env=env).stderr)
         run("generate", "x", "-n", "2", env={"SGLANG_SIMULATE_ACC_LEN": "-1"})
 
+    def test_accept_rule(self):
+        with Server(fake=False, flags=("--speculative-accept", "rejection")) as s:
+            self.assertEqual(s.get("/server_info").json()["speculative_accept"], "rejection")
+            self.assertEqual(s.post("/v1/chat/completions", dict(CHAT, temperature=1)).status, 200)
+        p = run("generate", "x", "--speculative-accept", "never", expect=2)
+        self.assertIn(b"coupled", p.stderr)
+
     def test_thresholds(self):
         for name in ("single", "acc"):
             flag = "--speculative-accept-threshold-" + name

@@ -62,7 +62,7 @@ INTERFACE = {
     "kv": "kv step sizing snapshot tree tiers store host disk",
     "model": "model cost plan",
     "sample": "sample",
-    "spec": "spec",
+    "spec": "reject spec",
     "sched": "sched",
     "engine": "",
     "server": "server fields",
