@@ -124,5 +124,7 @@ int model_timings(struct model *m, const struct model_timing **out);
 void model_timings_reset(struct model *m);
 /* Switch opts.profile. */
 void model_profile(struct model *m, bool on);
+/* Where the block belongs that a call enqueues now: for a kernel table that looks at its launches. */
+enum model_site model_site_now(const struct model *m);
 
 #endif

@@ -1,4 +1,4 @@
-/* bench.h - what the files of `bench step` share: rows of a result file, ceilings, the two runners.
+/* bench.h - what the files of `bench` share: rows of a result file, ceilings, the runners.
  * Looks inside of weights and model by exception. */
 #ifndef FST_TOOLS_BENCH_H
 #define FST_TOOLS_BENCH_H
@@ -18,6 +18,8 @@ struct bench_row {
     int rows, calls, steps;
     int64_t context;
     double time_us, p95_us; /* p95 0: not taken */
+    double best_us;         /* of an entry alone, the quickest pass; 0: it is something else */
+    int sets;               /* its different inputs, gone through in turn */
     double distinct;        /* experts read per layer; 0: not counted */
     double read_bytes_s;    /* ceiling of this row alone; 0: the machine's */
     struct model_cost c;
@@ -49,6 +51,8 @@ enum fst_status bench_measure_card(struct bench *b, const struct device *d);
 /* The bundled or named model through the engine; a preset's random weights without it. */
 enum fst_status bench_engine(struct bench *b, const struct options *o);
 enum fst_status bench_synthetic(struct bench *b, const struct options *o);
+/* The entries of the kernel table alone, on a preset's random weights. */
+enum fst_status bench_kernels(struct bench *b, const struct options *o);
 /* The prefix tree with a preset's KV memory; the disk tier in the folder --disk-dir. */
 enum fst_status bench_kv(struct bench *b, const struct options *o);
 enum fst_status bench_disk(struct bench *b, const struct options *o);

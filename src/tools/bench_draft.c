@@ -1,4 +1,4 @@
-/* bench_draft.c - the drafter's part of `bench step --synthetic`: after a step, the rows of all its
+/* bench_draft.c - the drafter's part of a synthetic model's steps: after a step, the rows of all its
  * requests go into the drafter's windows, and a block is drafted for each.
  * Looks into model, weights and KV memory by exception. */
 #include <math.h>
@@ -45,7 +45,7 @@ void synth_draft_close(struct synth *s)
 }
 
 /* The step that ran last is what is drafted on: s->rows, s->pick. */
-static enum fst_status round_of(struct synth *s, const struct shape *h, double *us)
+enum fst_status synth_draft_round(struct synth *s, const struct shape *h, double *us)
 {
     struct draft_arrays *a = s->draft;
     struct draft_batch d = {.n = h->requests,
@@ -73,24 +73,35 @@ static enum fst_status round_of(struct synth *s, const struct shape *h, double *
     return tool_interrupted(false) ? fst_error(FST_ECANCELED, "bench: interrupted") : FST_OK;
 }
 
+struct shape synth_draft_shape(const struct synth *s, const struct shape *h)
+{
+    struct shape d = *h;
+    d.kind = "draft";
+    d.width = s->b->cfg.gamma;
+    return d;
+}
+
+struct model_load synth_draft_load(const struct synth *s, const struct shape *h)
+{
+    const struct model_config *c = &s->b->cfg;
+    return (struct model_load){.rows = (double)h->requests * c->gamma,
+                               .sequences = h->requests,
+                               .context = fmin((double)h->start, c->window),
+                               .logits = (double)h->requests * c->gamma,
+                               .row_bytes = s->b->row_bytes,
+                               .key_bytes = s->b->key_bytes};
+}
+
 enum fst_status synth_draft(struct synth *s, const struct shape *h)
 {
     const struct model_config *c = &s->b->cfg;
-    struct shape d = *h;
-    d.kind = "draft";
-    d.width = c->gamma;
-    struct model_load x = {.rows = (double)h->requests * c->gamma,
-                           .sequences = h->requests,
-                           .context = fmin((double)h->start, c->window),
-                           .logits = (double)h->requests * c->gamma,
-                           .row_bytes = s->b->row_bytes,
-                           .key_bytes = s->b->key_bytes};
-    struct model_load injected = x;
+    struct shape d = synth_draft_shape(s, h);
+    struct model_load x = synth_draft_load(s, h), injected = x;
     injected.rows = s->rows.n_rows;
     struct model_cost whole = model_cost_sum(
         model_cost_draft(c, &x), model_cost_op(c, &injected, MODEL_OP_MAIN_PROJ, MODEL_SITE_NONE));
     bench_routing_replace(&s->routing, false); /* its table is of other rows */
-    enum fst_status rc = synth_measure(s, &d, round_of, &x, whole, c->n_stages);
+    enum fst_status rc = synth_measure(s, &d, synth_draft_round, &x, whole, c->n_stages);
     bench_routing_replace(&s->routing, true);
     return rc;
 }

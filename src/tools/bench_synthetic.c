@@ -1,10 +1,7 @@
-/* bench_synthetic.c - `bench step --synthetic`: a preset's steps on random weights, without the engine.
+/* bench_synthetic.c - a preset's model of random weights, opened without the engine, and its steps.
  *
  * Weights and KV memory are filled on the device; a step is one model_forward over one span of each
- * request, timed by the host's clock from the call to the wait's end.  A second pass asks the model
- * for the time of each block, by kind of layer; on a card the queue is filled while a long fill runs
- * first, so that those are times of the card and not of launches.  Looks into model, weights and
- * KV memory by exception. */
+ * request.  Looks into model, weights and KV memory by exception. */
 #include <math.h>
 
 #include "base/clock.h"
@@ -12,7 +9,7 @@
 #include "kernels/rows.h"
 #include "tools/bench_synthetic.h"
 
-enum { WARM = 3, PROFILED = 5, VERIFY_ROWS = 6, DELAY_BYTES = 256 << 20 };
+enum { VERIFY_ROWS = 6, DELAY_BYTES = 256 << 20 };
 
 /* ------------------------------------------------------------------ cases */
 
@@ -70,9 +67,8 @@ static enum fst_status cut_layers(struct model_config *c, const char *name, int 
     return FST_OK;
 }
 
-static enum fst_status read_config(struct bench *b, const struct options *o)
+static enum fst_status read_config(struct bench *b, const char *name)
 {
-    const char *name = options_text(o, "synthetic");
     if (file_is_folder(name)) {
         FST_TRY(config_read(&b->cfg, name));
         const char *slash = strrchr(name, '/');
@@ -85,7 +81,26 @@ static enum fst_status read_config(struct bench *b, const struct options *o)
                              name);
         snprintf(b->preset, sizeof b->preset, "%s", name);
     }
-    return cut_layers(&b->cfg, b->preset, (int)options_int(o, "layers", 0));
+    return FST_OK;
+}
+
+/* The first 8 layers on a card, 4 on a processor, fewer where four fifths of the free memory hold fewer. */
+static int few_layers(const struct model_config *c, const struct device *d)
+{
+    double free_bytes = 0.8 * (double)(d ? d->free_bytes : mem_available_bytes());
+    double bytes = 4.0 * c->vocab_size * c->hidden_size; /* embedding and head */
+    struct model_load all = {.rows = 1, .sequences = 1, .distinct = c->n_experts};
+    int most = FST_MIN(d ? 8 : 4, c->n_layers), least = FST_MAX(1, c->has_dspark ? c->n_stages : 1);
+    bytes += (least - 1) * model_cost_layer(c, &all, MODEL_SITE_WINDOW).bytes; /* stages */
+    for (int n = 0; n < most; n++) {
+        enum model_site site = c->compress_ratio[n] == 0   ? MODEL_SITE_WINDOW
+                               : c->compress_ratio[n] == 4 ? MODEL_SITE_RATIO4
+                                                           : MODEL_SITE_RATIO128;
+        bytes += model_cost_layer(c, &all, site).bytes;
+        if (bytes > free_bytes)
+            return FST_MAX(n, least);
+    }
+    return most;
 }
 
 /* ------------------------------------------------------------------ memory */
@@ -182,9 +197,7 @@ static enum fst_status open_weights(struct synth *s)
 
 static enum fst_status open_all(struct synth *s, const struct options *o)
 {
-    static const char *const devices[] = {"cpu", "cuda", "hip"};
     struct kernels *k = &s->routing.kernels;
-    FST_TRY(device_open(&s->device, devices[options_word(o, "device")]));
     FST_TRY(pool_new(&s->pool, s->device ? 1 : (int)options_int(o, "threads", 0)));
     if (s->device)
         FST_TRY(kernels_of_device(k, s->device, options_text(o, "kernels"), PRECISION_NATIVE));
@@ -198,7 +211,8 @@ static enum fst_status open_all(struct synth *s, const struct options *o)
                             .max_logits = s->max_logits,
                             .max_requests = s->max_requests,
                             .context_length = s->context_length,
-                            .drafting = s->weights->n_stages > 0};
+                            .drafting = s->weights->n_stages > 0,
+                            .disable_graphs = s->use == SYNTH_ENTRIES};
     FST_TRY(stream_init(&s->stream, s->device, s->pool, PRECISION_NATIVE,
                         model_scratch_bytes(s->weights, &mo, pool_threads(s->pool))));
     FST_TRY(model_open(&s->model, s->weights, &mo));
@@ -208,21 +222,6 @@ static enum fst_status open_all(struct synth *s, const struct options *o)
     if (s->device && s->device->mark)
         s->delay = device_alloc(s->device, DELAY_BYTES);
     return bench_routing_open(&s->routing, s->device, s->max_rows, options_word(o, "routing") == 1);
-}
-
-static void close_all(struct synth *s)
-{
-    bench_routing_close(&s->routing);
-    device_free(s->device, s->delay, DELAY_BYTES);
-    if (s->ints)
-        device_free_shared(s->device, s->ints, s->int_bytes);
-    synth_draft_close(s);
-    mem_free(s->times);
-    model_free(s->model);
-    kv_release(&s->kv);
-    stream_release(&s->stream);
-    weights_free(s->weights);
-    pool_free(s->pool);
 }
 
 /* ------------------------------------------------------------------ steps */
@@ -247,7 +246,7 @@ static enum fst_status take_slots(struct synth *s, const struct shape *h)
     return FST_OK;
 }
 
-static void give_slots(struct synth *s, const struct shape *h)
+void synth_end(struct synth *s, const struct shape *h)
 {
     for (int i = h->requests - 1; i >= 0; i--)
         kv_slot_close(&s->kv, s->slot[(int64_t)i * h->width]);
@@ -266,26 +265,15 @@ static void set_rows(struct synth *s, const struct shape *h)
     }
 }
 
-static void set_picks(struct synth *s, const struct shape *h)
+enum fst_status synth_begin(struct synth *s, const struct shape *h)
 {
+    FST_TRY(take_slots(s, h));
     for (int i = 0; i < h->n_logits; i++)
         s->pick[i] = s->rows.n_rows - h->n_logits + i;
+    return bench_routing_draw(&s->routing, h->requests, h->width);
 }
 
-static enum fst_status step(struct synth *s, const struct shape *h, double *us)
-{
-    float *logits;
-    set_rows(s, h);
-    bench_routing_begin(&s->routing);
-    int64_t start = clock_ns();
-    FST_TRY(model_forward(s->model, &s->kv, &s->rows, s->pick, h->n_logits, &logits));
-    FST_TRY(stream_sync(&s->stream));
-    *us = (double)(clock_ns() - start) * 1e-3;
-    return tool_interrupted(false) ? fst_error(FST_ECANCELED, "bench: interrupted") : FST_OK;
-}
-
-/* Once, and counted: what has no numbers in it is no benchmark. */
-static enum fst_status first_step(struct synth *s, const struct shape *h)
+enum fst_status synth_first_step(struct synth *s, const struct shape *h, float **out)
 {
     float *logits, *seen;
     int64_t n = (int64_t)h->n_logits * s->b->cfg.vocab_size, bad = 0;
@@ -304,27 +292,23 @@ static enum fst_status first_step(struct synth *s, const struct shape *h)
         rc = fst_error(FST_EINTERNAL, "bench: logit %lld of a step of %d rows is %g",
                        (long long)bad, s->rows.n_rows, (double)seen[bad]);
     mem_free(seen);
+    *out = logits;
     return rc;
 }
 
-static int by_value(const void *a, const void *b)
+enum fst_status synth_step(struct synth *s, const struct shape *h, double *us)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    float *logits;
+    set_rows(s, h);
+    bench_routing_begin(&s->routing);
+    int64_t start = clock_ns();
+    FST_TRY(model_forward(s->model, &s->kv, &s->rows, s->pick, h->n_logits, &logits));
+    FST_TRY(stream_sync(&s->stream));
+    *us = (double)(clock_ns() - start) * 1e-3;
+    return tool_interrupted(false) ? fst_error(FST_ECANCELED, "bench: interrupted") : FST_OK;
 }
 
-/* Steps until there are enough, or 20 s are over; s->times sorted. */
-static enum fst_status timed(struct synth *s, const struct shape *h, synth_run_fn *run, int *n)
-{
-    int64_t end = clock_ns() + (int64_t)20e9;
-    for (*n = 0; *n < s->steps && (*n < 3 || clock_ns() < end); (*n)++)
-        FST_TRY(run(s, h, &s->times[*n]));
-    qsort(s->times, (size_t)*n, sizeof *s->times, by_value);
-    return FST_OK;
-}
-
-/* Keep the card busy for about so long, while the host fills the queue. */
-static enum fst_status busy(struct synth *s, double us)
+enum fst_status synth_busy(struct synth *s, double us)
 {
     struct device_fill f = {.kind = FILL_E2M1};
     int n = s->delay ? (int)(fmin(us, 20000) * 4.5e6 / DELAY_BYTES) + 1 : 0;
@@ -333,9 +317,7 @@ static enum fst_status busy(struct synth *s, double us)
     return FST_OK;
 }
 
-/* ------------------------------------------------------------------ rows of the result */
-
-static struct model_load load_of(const struct synth *s, const struct shape *h, double distinct)
+struct model_load synth_load(const struct synth *s, const struct shape *h, double distinct)
 {
     return (struct model_load){.rows = (double)h->requests * h->width,
                                .sequences = h->requests,
@@ -344,112 +326,6 @@ static struct model_load load_of(const struct synth *s, const struct shape *h, d
                                .distinct = distinct,
                                .row_bytes = s->b->row_bytes,
                                .key_bytes = s->b->key_bytes};
-}
-
-static void put(struct synth *s, const struct shape *h, const char *name, const char *site,
-                int calls, double us, struct model_cost c)
-{
-    struct bench_row *r = bench_add(s->b, name, h->kind);
-    if (!r)
-        return;
-    r->site = site;
-    r->rows = h->requests * h->width;
-    r->context = h->start;
-    r->calls = calls;
-    r->time_us = us;
-    r->c = c;
-}
-
-/* One row for each block at each site, and one for what all of them take together. */
-static void put_blocks(struct synth *s, const struct shape *h, const struct model_load *x,
-                       int n_window)
-{
-    static const char *const sites[MODEL_SITES] = {NULL, "window", "C4", "C128"};
-    const struct model_config *c = &s->b->cfg;
-    const struct model_timing *t;
-    int blocks = model_timings(s->model, &t);
-    for (int site = 0; site < MODEL_SITES; site++) {
-        int layers = site == MODEL_SITE_NONE     ? 1
-                     : site == MODEL_SITE_WINDOW ? n_window
-                                                 : model_cost_layers(c, (enum model_site)site);
-        double sum = 0;
-        for (int i = 0; i < blocks; i++) {
-            char name[40];
-            double us = (double)t[i].at[site].ns * 1e-3 / PROFILED;
-            if (!t[i].at[site].calls)
-                continue;
-            sum += us;
-            snprintf(name, sizeof name, "block/%s", t[i].name);
-            struct model_cost one = model_cost_block(c, x, t[i].name, (enum model_site)site);
-            put(s, h, name, sites[site], (int)(t[i].at[site].calls / PROFILED), us,
-                model_cost_times(one, layers));
-        }
-        if (site && sum > 0)
-            put(s, h, "layer", sites[site], layers, sum / layers,
-                model_cost_layer(c, x, (enum model_site)site));
-    }
-}
-
-static enum fst_status profile(struct synth *s, const struct shape *h, synth_run_fn *run, double us)
-{
-    double ignored;
-    const struct model_timing *t;
-    model_profile(s->model, true);
-    model_timings_reset(s->model);
-    enum fst_status rc = FST_OK;
-    for (int i = 0; i < PROFILED && rc == FST_OK; i++) {
-        rc = busy(s, us);
-        if (rc == FST_OK)
-            rc = run(s, h, &ignored);
-        model_timings(s->model, &t); /* empties the device's marks before the next step */
-    }
-    model_profile(s->model, false);
-    return rc;
-}
-
-enum fst_status synth_measure(struct synth *s, const struct shape *h, synth_run_fn *run,
-                              const struct model_load *x, struct model_cost whole, int n_window)
-{
-    double us = 0;
-    int n = 0;
-    for (int i = 0; i < WARM; i++)
-        FST_TRY(run(s, h, &us));
-    FST_TRY(timed(s, h, run, &n));
-    put(s, h, "step", NULL, 1, s->times[n / 2], whole);
-    if (s->b->n) {
-        struct bench_row *r = &s->b->out[s->b->n - 1];
-        r->p95_us = s->times[FST_MIN(n - 1, n * 95 / 100)];
-        r->steps = n;
-        r->distinct = x->distinct;
-    }
-    if (s->whole)
-        return FST_OK;
-    FST_TRY(profile(s, h, run, us));
-    put_blocks(s, h, x, n_window);
-    return FST_OK;
-}
-
-static enum fst_status measure_shape(struct synth *s, const struct shape *h)
-{
-    const struct model_config *c = &s->b->cfg;
-    set_picks(s, h);
-    FST_TRY(bench_routing_draw(&s->routing, h->requests, h->width));
-    FST_TRY(first_step(s, h));
-    struct model_load x = load_of(s, h, bench_routing_distinct(&s->routing));
-    FST_TRY(synth_measure(s, h, step, &x, model_cost_step(c, &x),
-                          model_cost_layers(c, MODEL_SITE_WINDOW)));
-    return s->draft && h->n_logits == s->rows.n_rows ? synth_draft(s, h) : FST_OK;
-}
-
-static enum fst_status measure(struct synth *s)
-{
-    for (int i = 0; i < s->n_shapes; i++) {
-        struct shape *h = &s->shape[i];
-        FST_TRY(take_slots(s, h));
-        FST_TRY(measure_shape(s, h));
-        give_slots(s, h);
-    }
-    return FST_OK;
 }
 
 /* ------------------------------------------------------------------ the machine */
@@ -466,26 +342,58 @@ static enum fst_status ceilings(struct synth *s)
     return FST_OK;
 }
 
-enum fst_status bench_synthetic(struct bench *b, const struct options *o)
+static enum fst_status open_model(struct synth *s, const struct options *o, const char *preset)
 {
+    static const char *const devices[] = {"cpu", "cuda", "hip"};
     static const char *const routings[] = {"independent", "correlated"};
+    struct bench *b = s->b;
+    int layers = (int)options_int(o, "layers", 0);
+    bool few = s->use == SYNTH_ENTRIES && !options_is_given(o, "layers");
+    b->routing = routings[options_word(o, "routing")];
+    FST_TRY(read_config(b, preset));
+    if (!few)
+        FST_TRY(cut_layers(&b->cfg, b->preset, layers));
+    FST_TRY(read_shapes(s, o));
+    FST_TRY(device_open(&s->device, devices[options_word(o, "device")]));
+    if (few)
+        FST_TRY(cut_layers(&b->cfg, b->preset, few_layers(&b->cfg, s->device)));
+    FST_TRY(open_all(s, o));
+    return ceilings(s);
+}
+
+enum fst_status synth_new(struct synth **out, struct bench *b, const struct options *o,
+                          const char *preset, enum synth_use use)
+{
     struct synth *s = mem_calloc(1, sizeof *s);
+    *out = s;
     if (!s)
         return fst_error(FST_ENOMEM, "bench: no memory");
     s->b = b;
+    s->use = use;
     s->steps = (int)options_int(o, "steps", 64);
     s->whole = options_flag(o, "whole");
-    b->routing = routings[options_word(o, "routing")];
-    enum fst_status rc = read_config(b, o);
+    enum fst_status rc = open_model(s, o, preset);
     if (rc == FST_OK)
-        rc = read_shapes(s, o);
-    if (rc == FST_OK)
-        rc = open_all(s, o);
-    if (rc == FST_OK)
-        rc = ceilings(s);
-    if (rc == FST_OK)
-        rc = measure(s);
-    close_all(s);
-    mem_free(s);
+        return FST_OK;
+    synth_free(s);
+    *out = NULL;
     return rc;
+}
+
+void synth_free(struct synth *s)
+{
+    if (!s)
+        return;
+    bench_routing_close(&s->routing);
+    device_free(s->device, s->delay, DELAY_BYTES);
+    if (s->ints)
+        device_free_shared(s->device, s->ints, s->int_bytes);
+    synth_draft_close(s);
+    mem_free(s->times);
+    model_free(s->model);
+    kv_release(&s->kv);
+    stream_release(&s->stream);
+    weights_free(s->weights);
+    pool_free(s->pool);
+    mem_free(s);
 }

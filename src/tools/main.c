@@ -22,7 +22,7 @@ static const struct command commands[] = {
     {"inspect", cmd_inspect, "what a checkpoint holds, and whether it is whole"},
     {"plan", cmd_plan, "what fits: weights, KV tokens and requests, before anything is loaded"},
     {"doctor", cmd_doctor, "check machine, kernels, model folder and port"},
-    {"bench", cmd_bench, "time a step of the model, block by block, or the prefix tree"},
+    {"bench", cmd_bench, "time a step of the model, each kernel alone, or the prefix tree"},
     {"kv", cmd_kv, "list, verify or prune what is kept of prompts on disk"},
     {"replay", cmd_replay, "run a record of the engine's last steps again"},
     {"version", cmd_version, "version and build"},

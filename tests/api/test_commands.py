@@ -67,6 +67,7 @@ class Usage(Folder):
         self.assertIn(b"nothing", run("bench", "nothing", expect=2).stderr)
         self.assertIn(b"stray", run("bench", "step", "stray", expect=2).stderr)
         self.assertIn(b"stray", run("bench", "kv", "stray", expect=2).stderr)
+        self.assertIn(b"stray", run("bench", "kernels", "stray", expect=2).stderr)
         run("bench", expect=2)
         run("inspect", "a", "b", expect=2)
         run("inspect", "--preset", "v4-pro", "--model", MODEL, expect=2)
@@ -629,6 +630,78 @@ class Model(Folder):
                            (("--rows", "1,2"), b"--synthetic"), (("--verify",), b"--synthetic"),
                            (("--routing", "correlated"), b"--synthetic")):
             self.assertIn(text, run("bench", "step", *args, expect=2).stderr)
+
+    def test_bench_kernels(self):
+        """Every entry that a step launches, alone: bytes of bench step's blocks, floors by the ceilings in the file."""
+        out = os.path.join(self.dir, "r.json")
+        common = ("--synthetic", MODEL, "--context", "600", "--threads", "1", "--rows", "1", "--prefill", "8")
+        r = run_json("bench", "kernels", *common, "--out", out)
+        with open(out) as f:
+            self.assertEqual(json.load(f), r)
+        self.assertEqual(set(r) - {"card", "driver", "date", "build", "command", "rows"},
+                         {"read_gb_s", "gmac_s", "weight_bytes", "fill_s"})
+        seen = {}
+        for x in r["rows"]:
+            self.assertRegex(x["name"], "^kernel/[a-z_]+$")
+            self.assertEqual((x["preset"], x["layers"], x["routing"]), (os.path.basename(MODEL), 4, "independent"))
+            self.assertGreater(x["best_us"], 0, x)
+            self.assertGreaterEqual(x["time_us"], x["best_us"])
+            self.assertGreaterEqual(x["sets"], 1)
+            self.assertEqual(x["calls"] % (5 * x["sets"]), 0)  # five passes of whole rounds
+            floor = 1e-3 * max(x["bytes"] / r["read_gb_s"], x["flops"] / (2 * r["gmac_s"]))
+            self.assertAlmostEqual(x["floor_us"], floor, delta=1e-3 + 1e-4 * floor)
+            if x["floor_us"] > 10:  # printed with three decimals
+                self.assertAlmostEqual(x["fraction_of_floor"], x["floor_us"] / x["time_us"],
+                                       delta=2e-3 * max(1, x["fraction_of_floor"]))
+            key = (x["kind"], x["rows"], x["name"][7:], x.get("layer_kind"))
+            self.assertNotIn(key, seen)
+            seen[key] = x
+        blocks = {(x["kind"], x["rows"], x["name"][6:], x.get("layer_kind")): x
+                  for x in run_json("bench", "step", *common, "--steps", "2")["rows"] if x["name"][:6] == "block/"}
+        for (kind, rows, name, site), x in blocks.items():
+            if kind == "draft" and site is None and name in ("attn_in", "kv_write", "ring_store", "main_proj"):
+                self.assertIn((kind, 1, name, "inject"), seen)
+                continue
+            one = seen.pop((kind, rows, name, site))
+            if (kind, name) == ("draft", "rope"):  # of the block, half the calls are the injection's
+                x["calls"] //= 2
+            if name != "experts" or rows == 1:  # else as the random rows of a step are routed
+                self.assertAlmostEqual(one["bytes"] * x["calls"], x["bytes"], delta=x["calls"] + 1e-6 * x["bytes"])
+                self.assertAlmostEqual(one["flops"] * x["calls"], x["flops"], delta=x["calls"] + 1e-6 * x["flops"])
+        self.assertEqual({(name, site) for _, _, name, site in seen},
+                         {("draw", None)} | {(name, "inject") for name in
+                                             ("main_proj", "rope", "attn_in", "kv_write", "ring_store")})
+        self.assertEqual(seen["prefill", 8, "draw", None]["bytes"], seen["decode", 1, "draw", None]["bytes"])
+
+    def test_bench_kernels_of_a_table(self):
+        """Named entries alone, by the kernels that were asked for; an expert is far slower in plain C."""
+        args = ("bench", "kernels", "--synthetic", MODEL, "--threads", "1", "--layers", "3", "--rows", "2", "--verify",
+                "--entries", "route,experts", "--kernels")
+        ref, auto = (run_json(*args, name)["rows"] for name in ("ref", "auto"))
+        what = [(x["kind"], x["rows"], x["name"], x["layer_kind"]) for x in auto]
+        self.assertEqual([x for x in what if x[0] == "verify"],
+                         [("verify", 12, "kernel/" + e, site) for e in ("route", "experts") for site in ("window", "C4", "C128")])
+        self.assertEqual(what, [(x["kind"], x["rows"], x["name"], x["layer_kind"]) for x in ref])
+        self.assertEqual({x["kernels"] for x in ref}, {"ref"})
+        self.assertNotEqual({x["kernels"] for x in auto}, {"ref"})
+        for a, b in zip(ref, auto):
+            if a["name"] == "kernel/experts":
+                self.assertGreater(a["time_us"], b["time_us"])
+                self.assertGreaterEqual(a["distinct_experts"], 2)
+
+    def test_bench_usage(self):
+        for args, text in ((("kernels", "--entries", "route,heads"), b'"heads"; known: rope, embed, seam'),
+                           (("kernels", "--entries", "head,"), b'""; known: '),
+                           (("kernels", "--synthetic", MODEL, "--entries", "head,mtp_in"), b"launches mtp_in"),
+                           (("kernels", "--synthetic", "v9"), b"v4-pro-dspark"),
+                           (("kernels", "--synthetic", MODEL, "--layers", "9"), b"4 layers, got 9"),
+                           (("kernels", "--rows", "0"), b"from 1 to 1024"),
+                           (("kernels", "--steps", "3"), b"bench kernels takes no --steps"),
+                           (("kernels", "--disk-object", "3"), b"bench kernels takes no --disk-object"),
+                           (("step", "--entries", "head"), b"bench step takes no --entries"),
+                           (("kv", "--rest"), b"bench kv takes no --rest"),
+                           (("kv", "--rows", "2"), b"bench kv takes no --rows")):
+            self.assertIn(text, run("bench", *args, expect=2).stderr)
 
     def test_bench_counts_steps(self):
         """Times and floors are of whole steps, whatever the number of requests in them.  Their ratio is

@@ -38,8 +38,7 @@ TOOL_EXCEPTIONS = {
     "cmd_doctor.c": ["device", "kernels", "weights"],
     "cmd_kv.c": ["kv"],
     "cmd_replay.c": ["kv", "model", "weights", "kernels", "device"],
-    "cmd_bench_kernels.c": ["kernels", "device", "weights"],
-    "cmd_bench_step.c": ["model"],
+    "cmd_bench.c": ["model"],
     "bench.h": ["device", "model"],
     "bench_ceilings.c": ["device", "model"],
     "bench_engine.c": ["device", "model"],
@@ -50,6 +49,10 @@ TOOL_EXCEPTIONS = {
     "bench_synthetic.h": ["kernels", "device", "weights", "kv", "model"],
     "bench_draft.c": ["kernels", "device", "weights", "kv", "model"],
     "bench_synthetic.c": ["kernels", "device", "weights", "kv", "model"],
+    "bench_step.c": ["model"],
+    "bench_calls.h": ["kernels", "model"],
+    "bench_calls.c": ["kernels", "device", "weights", "model"],
+    "bench_kernels.c": ["kernels", "device", "weights", "kv", "model"],
 }
 # Headers that other folders may include; all others belong to their folder alone.
 INTERFACE = {

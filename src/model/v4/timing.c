@@ -82,3 +82,8 @@ void model_profile(struct model *m, bool on)
 {
     m->opts.profile = on;
 }
+
+enum model_site model_site_now(const struct model *m)
+{
+    return m->site;
+}

@@ -1,5 +1,6 @@
-/* cmd_bench_step.c - `bench step`: what a step costs, block by block, against what this machine could; `bench kv`
- * (bench_kv.c, bench_disk.c): what keeping prefixes costs.
+/* cmd_bench.c - `bench step`: what a step costs, block by block, against what this machine could; `bench
+ * kernels` (bench_kernels.c): the same of each entry of the kernel table alone; `bench kv` (bench_kv.c,
+ * bench_disk.c): what keeping prefixes costs.
  *
  * Bytes and operations of each block follow from the configuration (model/cost.h); the floor of a row
  * is the larger of bytes over the ceiling of reads and operations over that of products.  Names
@@ -11,13 +12,15 @@
 #include "base/file.h"
 #include "tools/bench.h"
 
+/* Of several benches. */
 static const struct option_def defs[] = {
-    {.name = "steps",
-     .type = OPTION_INT,
-     .initial = "64",
-     .min = 2,
-     .max = 100000,
-     .help = "tokens to generate; with --synthetic: steps to time, fewer when they take 20 s"},
+    {.name = "synthetic",
+     .type = OPTION_TEXT,
+     .arg = "PRESET",
+     .help =
+         "no checkpoint: random weights in the formats and shapes of v4-flash, v4-pro or of a "
+         "folder's config.json, KV rows likewise, steps without the engine; v4-flash-dspark and "
+         "v4-pro-dspark draft after each step. kernels is always so: v4-flash when not given"},
     {.name = "context",
      .type = OPTION_INT,
      .initial = "512",
@@ -30,19 +33,22 @@ static const struct option_def defs[] = {
      .arg = "N[,N...]",
      .initial = "1",
      .help = "requests decoded together; a list with --synthetic"},
-    {.name = "synthetic",
-     .type = OPTION_TEXT,
-     .arg = "PRESET",
-     .help =
-         "no checkpoint: random weights in the formats and shapes of v4-flash, v4-pro or of a "
-         "folder's config.json, KV rows likewise, steps without the engine; v4-flash-dspark and "
-         "v4-pro-dspark draft after each step"},
+    {.name = "prefill",
+     .type = OPTION_INT,
+     .arg = "N",
+     .min = 1,
+     .max = 1e6,
+     .help = "with --synthetic: also a step of the first N rows of one request"},
+    {.name = "verify",
+     .type = OPTION_FLAG,
+     .help = "with --synthetic: steps of 6 rows per request, as when 5 drafts are verified"},
     {.name = "layers",
      .type = OPTION_INT,
      .initial = "0",
      .min = 0,
      .max = CONFIG_LAYERS_MAX,
-     .help = "with --synthetic: the first N layers alone; 0: all"},
+     .help = "with --synthetic: the first N layers alone; 0: all. kernels, when not given: 8 on a "
+             "card, 4 on a processor, or what memory holds"},
     {.name = "routing",
      .type = OPTION_WORD,
      .initial = "independent",
@@ -51,22 +57,44 @@ static const struct option_def defs[] = {
          "with --synthetic: the random routers' own choice, or for rows of one sequence one with "
          "as many experts in common as a trained model's has: 6, 9.7, 12.6, 15.2, 17.5 and 19.8 "
          "different ones in 1 to 6 rows of 6 (it replaces the routers' after they ran)"},
-    {.name = "verify",
-     .type = OPTION_FLAG,
-     .help = "with --synthetic: steps of 6 rows per request, as when 5 drafts are verified"},
+    {.name = "out",
+     .type = OPTION_TEXT,
+     .arg = "FILE",
+     .help = "result file {card, driver, date, build, command, rows}"},
+};
+
+static const struct option_def step_defs[] = {
+    {.name = "steps",
+     .type = OPTION_INT,
+     .initial = "64",
+     .min = 2,
+     .max = 100000,
+     .help = "tokens to generate; with --synthetic: steps to time, fewer when they take 20 s"},
     {.name = "whole",
      .type = OPTION_FLAG,
      .help = "with --synthetic: steps as a whole, nothing block by block"},
-    {.name = "prefill",
-     .type = OPTION_INT,
-     .arg = "N",
-     .min = 1,
-     .max = 1e6,
-     .help = "with --synthetic: also a step of the first N rows of one request"},
+};
+
+static const struct option_def kernels_defs[] = {
+    {.name = "entries",
+     .type = OPTION_TEXT,
+     .arg = "NAME[,NAME...]",
+     .help =
+         "these alone; all that a step launches when not given. Launches of an entry follow each "
+         "other over different weights, on a card as one recording, in which each may start while "
+         "the one in front still runs (not with FIRESTEEL_EARLY_LAUNCH=0). A time is the median of "
+         "five passes"},
+    {.name = "rest",
+     .type = OPTION_FLAG,
+     .help = "passes of one round behind half a second of rest, instead of some 10 ms of them: "
+             "without what a card's power cap takes"},
+};
+
+static const struct option_def kv_defs[] = {
     {.name = "disk-dir",
      .type = OPTION_TEXT,
      .arg = "DIR",
-     .help = "of kv: also the disk tier, in a folder of its own below DIR that is removed again"},
+     .help = "also the disk tier, in a folder of its own below DIR that is removed again"},
     {.name = "disk-bytes",
      .type = OPTION_SIZE,
      .initial = "256MiB",
@@ -79,10 +107,6 @@ static const struct option_def defs[] = {
      .min = 1,
      .max = 1073741824.0,
      .help = "with --disk-dir: of one object; a page of v4-flash when not given"},
-    {.name = "out",
-     .type = OPTION_TEXT,
-     .arg = "FILE",
-     .help = "result file {card, driver, date, build, command, rows}"},
 };
 
 struct bench_row *bench_add(struct bench *b, const char *name, const char *kind)
@@ -130,6 +154,8 @@ static void put_row(const struct bench *b, struct buf *o, const struct bench_row
                r->c.fp8 + r->c.bf16, f, r->time_us > 0 ? f / r->time_us : 0.0);
     if (r->site)
         buf_printf(o, ",\"layer_kind\":\"%s\"", r->site);
+    if (r->best_us > 0)
+        buf_printf(o, ",\"best_us\":%.3f,\"sets\":%d", r->best_us, r->sets);
     if (r->p95_us > 0)
         buf_printf(o, ",\"p95_us\":%.3f,\"steps\":%d", r->p95_us, r->steps);
     if (r->distinct > 0)
@@ -196,14 +222,16 @@ static void print_table(const struct bench *b)
         "%s: read %.2f GB/s, %.2f Gop/s of bf16, %.2f of fp8; kernels %s, %d layers of %.2f GB\n",
         b->card, b->m.read_bytes_s * 1e-9, b->m.bf16_s * 1e-9, b->m.fp8_s * 1e-9, b->kernels,
         b->cfg.n_layers, (double)b->weight_bytes * 1e-9);
+    bool alone = b->n && b->out[0].best_us > 0;
     printf("%-20s %-8s %-7s %6s %6s %12s %12s %12s %12s %9s\n", "name", "kind", "layers", "rows",
-           "calls", "time_us", "p95_us", "MB", "floor_us", "of floor");
+           "calls", "time_us", alone ? "best_us" : "p95_us", "MB", "floor_us", "of floor");
     for (size_t i = 0; i < b->n; i++) {
         const struct bench_row *r = &b->out[i];
         double f = row_floor_us(b, r);
         printf("%-20s %-8s %-7s %6d %6d %12.1f %12.1f %12.3f %12.1f %8.1f%%\n", r->name, r->kind,
-               r->site ? r->site : "", r->rows, r->calls, r->time_us, r->p95_us, r->c.bytes * 1e-6,
-               f, r->time_us > 0 ? 100 * f / r->time_us : 0.0);
+               r->site ? r->site : "", r->rows, r->calls, r->time_us,
+               alone ? r->best_us : r->p95_us, r->c.bytes * 1e-6, f,
+               r->time_us > 0 ? 100 * f / r->time_us : 0.0);
     }
 }
 
@@ -218,32 +246,73 @@ static enum fst_status bench_step(struct bench *b, const struct options *o)
     return bench_engine(b, o);
 }
 
+static enum fst_status kv(struct bench *b, const struct options *o)
+{
+    FST_TRY(bench_kv(b, o));
+    return options_text(o, "disk-dir") ? bench_disk(b, o) : FST_OK;
+}
+
+static const struct {
+    const char *name;
+    enum fst_status (*run)(struct bench *b, const struct options *o);
+    const char *without; /* options that it does not take, blanks around */
+} benches[] = {
+    {"step", bench_step, " entries rest disk-dir disk-bytes disk-object "},
+    {"kernels", bench_kernels, " steps whole disk-dir disk-bytes disk-object "},
+    {"kv", kv, " rows prefill verify layers routing steps whole entries rest "},
+};
+
+static enum fst_status check_options(const struct options *o, size_t which)
+{
+    char name[32];
+    for (const char *p = benches[which].without + 1; *p; p += strlen(name) + 1) {
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(p, " "), p);
+        if (options_is_given(o, name))
+            return fst_error(FST_EINVAL, "bench %s takes no --%s", benches[which].name, name);
+    }
+    return FST_OK;
+}
+
+/* Which bench the words name; the number of benches: none, and it was said. */
+static size_t which_bench(const struct options *o)
+{
+    const char *const *args;
+    size_t n = options_args(o, &args), i = 0;
+    while (n > 0 && i < FST_COUNT(benches) && strcmp(args[0], benches[i].name))
+        i++;
+    if (n == 1 && i < FST_COUNT(benches))
+        return i;
+    fprintf(stderr, "firesteel bench: expected `step`, `kernels` or `kv`, got \"%s\"\n",
+            n == 0                   ? ""
+            : i < FST_COUNT(benches) ? args[n > 1]
+                                     : args[0]);
+    return FST_COUNT(benches);
+}
+
 int cmd_bench(int argc, char **argv)
 {
-    const struct option_group groups[] = {OPTION_GROUP("Bench", defs), tool_model_group,
+    const struct option_group groups[] = {OPTION_GROUP("Bench", defs),
+                                          OPTION_GROUP("Bench step", step_defs),
+                                          OPTION_GROUP("Bench kernels", kernels_defs),
+                                          OPTION_GROUP("Bench kv", kv_defs),
+                                          tool_model_group,
                                           tool_engine_group};
     int status;
-    struct options *o =
-        tool_parse_words("firesteel bench", "step|kv [options]", groups, 3, argc, argv, &status);
+    struct options *o = tool_parse_words("firesteel bench", "step|kernels|kv [options]", groups,
+                                         FST_COUNT(groups), argc, argv, &status);
     if (!o)
         return status;
-    const char *const *args;
-    size_t n = options_args(o, &args);
-    bool step = n > 0 && !strcmp(args[0], "step"), kv = n > 0 && !strcmp(args[0], "kv");
-    if (n != 1 || !(step || kv)) {
-        fprintf(stderr, "firesteel bench: expected `step` or `kv`, got \"%s\"\n",
-                n == 0       ? ""
-                : step || kv ? args[1]
-                             : args[0]);
+    size_t which = which_bench(o);
+    if (which == FST_COUNT(benches)) {
         options_free(o);
         return 2;
     }
     struct bench b = {0};
     struct buf file = {0};
     tool_catch_interrupt();
-    enum fst_status rc = kv ? bench_kv(&b, o) : bench_step(&b, o);
-    if (rc == FST_OK && kv && options_text(o, "disk-dir"))
-        rc = bench_disk(&b, o);
+    enum fst_status rc = check_options(o, which);
+    if (rc == FST_OK)
+        rc = benches[which].run(&b, o);
     if (rc == FST_OK) {
         put_file(&b, &file, argc, argv);
         if (options_text(o, "out"))
