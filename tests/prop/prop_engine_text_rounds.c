@@ -1,4 +1,4 @@
-/* prop_engine_text_oracle.c - drafting on and off give the same bits, whatever is accepted where.
+/* prop_engine_text_rounds.c - drafting on and off give the same bits, whatever is accepted where.
  *
  * The drafter is an oracle: it knows what comes and is wrong at chosen places, so every round accepts as many
  * drafts as it is told to.  Tried are all of (position mod 128) x (accepted 0..5), and all three rounds in a
