@@ -60,6 +60,9 @@ struct fst_engine_opts {
     /* Every round whose whole block was verified, from the engine's thread; NULL.  For calibration. */
     void (*on_spec_round)(void *ud, const struct fst_spec_round *round);
     void *on_spec_round_ud;
+    const char *
+        spec_accept; /* "coupled"; "rejection": classic rejection sampling above temperature 0 (outside
+                                of the promise above: the distribution is the same, the draws are not) */
     int threads;              /* 0: one per core */
     int max_running_requests; /* 0: 16 */
     int max_queued_requests;  /* 0: 1024 */
@@ -85,7 +88,21 @@ struct fst_engine_opts {
     const char *kv_load_policy;       /* of the disk: "wait_complete"; "best_effort", "timeout" */
     bool
         check_memory; /* tests: after every step all of KV memory is accounted for, or the process ends */
-    bool disable_cuda_graph;   /* launch kernel by kernel on a card; results are the same */
+    bool disable_cuda_graph; /* launch kernel by kernel on a card; results are the same */
+    /* Audit: finished requests that are computed again, cold, while there is nothing else to do. */
+    double audit_share; /* of requests, by chance, in [0, 1]; 0: none */
+    double audit_time;  /* the most of wall time, in (0, 1]; 0: 0.01 */
+    /* Records of the last steps, written when something is wrong (src/engine/recorder.h). */
+    const char *record_dir; /* folder; NULL: nothing is written */
+    int record_files;       /* so many at most, the oldest go; 0: 16 */
+    /* Hooks that make the engine wrong or untypical on purpose: refused without debug_hooks, and
+     * fst_engine_info.debug_hooks names them (src/engine/debug.h). */
+    bool debug_hooks;
+    const char *debug_drafter; /* file of known continuations that are proposed instead of drafts */
+    int debug_reject_at; /* 1..block: the draft at this place of each round is rejected; 0: off */
+    double simulate_acc_len; /* 1..block + 1: tokens of each round, right or wrong; 0: off */
+    const char *simulate_acc_method; /* "match-expected"; "multinomial" */
+    const char *debug_spoil;         /* "logits@N", "kv@N": output position N, position N; NULL */
     const int32_t *masked_ids; /* ids that are never drawn (rows of the vocabulary without a name
                                     in the tokenizer); copied */
     size_t n_masked_ids;
@@ -112,6 +129,8 @@ struct fst_engine_info {
     const char *model_dir; /* borrowed from the engine */
     const char *kernels, *device, *kv_layout, *index_keys, *spec_algorithm, *verify_mode,
         *precision;
+    const char *spec_accept;
+    const char *debug_hooks; /* NULL: none.  Else what is not to be taken for a result, and why */
     int vocab_size, eos_id, bos_id;
     int gamma;            /* draft tokens per round; 0 when off */
     bool cost_measured;   /* when the engine was opened, or read from cost_path */
@@ -144,6 +163,7 @@ enum fst_spec_skip {
     FST_SPEC_SKIP_PAGES,      /* no page for drafts */
     FST_SPEC_SKIP_CONTEXT,    /* the context or the answer ends here */
     FST_SPEC_SKIP_REQUEST,    /* it asked for none (no_drafting) */
+    FST_SPEC_SKIP_AUDIT,      /* an audit found a difference, since when nobody drafts */
     FST_SPEC_SKIPS
 };
 
@@ -158,6 +178,16 @@ enum fst_spec_band {
 };
 struct fst_spec_band_stats {
     uint64_t verify_steps, drafted, accepted; /* as of fst_spec_stats */
+};
+
+struct fst_audit_stats {
+    uint64_t equal, mismatches; /* requests that were computed again */
+    uint64_t abandoned;         /* work came in between too often, or there was no room */
+    uint64_t dropped;           /* chosen ones that had to go before their turn */
+    uint64_t tokens;            /* rows that were computed again */
+    uint64_t ns;                /* time that took */
+    int waiting;                /* chosen ones that wait for their turn */
+    bool drafting_off;          /* since the first mismatch, until the end of the engine */
 };
 
 enum { FST_TIERS_MAX = 2 };
@@ -195,6 +225,8 @@ struct fst_engine_stats {
     uint64_t spec_trimmed; /* accepted drafts beyond what was planned for (verify_mode cap) */
     double spec_window_accept_length; /* of the last 60 s; 0 without rounds */
     uint64_t held_rows, resumed_rows; /* captured rows kept aside, and of these injected later */
+    struct fst_audit_stats audit;
+    uint64_t records; /* files written by the recorder */
     /* Sums of time: draft_ns is drafting and injection; a step with prefill rows counts as prefill,
      * else one with a verify block as verify, else as decode, each without draft_ns; step_ns is
      * everything.  And how many steps of each kind (draft: batches) there were. */

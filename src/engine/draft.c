@@ -225,6 +225,10 @@ void draft_decide(fst_engine *e)
             skip(r, FST_SPEC_SKIP_REQUEST);
             continue;
         }
+        if (e->audit.stats.drafting_off) {
+            skip(r, FST_SPEC_SKIP_AUDIT);
+            continue;
+        }
         r->skip = FST_SPEC_SKIP_CONTEXT;
         r->n_draft = spec_room(e->gamma, r->n_committed, e->context_length);
         if (d->mode != DRAFT_AUTO)
@@ -347,8 +351,10 @@ enum fst_status draft_run(fst_engine *e)
         if (b->conf)
             memcpy(r->confidence, e->draft_conf + (int64_t)k * b->gamma,
                    (size_t)b->gamma * sizeof *r->confidence);
+        r->draft_at = k;
         memcpy(r->ids + r->n_known, e->draft_ids + (int64_t)k++ * b->gamma,
                (size_t)r->n_draft * sizeof *r->ids);
+        debug_draft(e, r);
         if (draft_seams.drafts)
             draft_seams.drafts(draft_seams.ud, r->ids, r->n_prompt, r->n_known, r->ids + r->n_known,
                                r->n_draft);

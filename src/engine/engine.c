@@ -204,6 +204,7 @@ static void fill_info(fst_engine *e)
 
     snprintf(e->info.model_type, sizeof e->info.model_type, "%s", c->model_type);
     e->info.kernels = e->kernels.name;
+    e->info.debug_hooks = e->debug.on ? e->debug.label : NULL;
     e->info.vocab_size = c->vocab_size;
     e->info.eos_id = c->eos_id;
     e->info.bos_id = c->bos_id;
@@ -250,6 +251,19 @@ static enum fst_status self_test(const fst_engine *e, enum precision precision)
     return FST_OK;
 }
 
+static enum fst_status keep_masked_ids(fst_engine *e, const struct fst_engine_opts *o)
+{
+    size_t bytes = o->n_masked_ids * sizeof *e->masked_ids;
+
+    e->masked_ids = mem_alloc(bytes);
+    if (!e->masked_ids)
+        return fst_error(FST_ENOMEM, "engine: no memory");
+    if (bytes)
+        memcpy(e->masked_ids, o->masked_ids, bytes);
+    e->n_masked_ids = (int64_t)o->n_masked_ids;
+    return FST_OK;
+}
+
 static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o)
 {
     const struct model_config *c;
@@ -266,6 +280,12 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
         FST_TRY(weights_check_values(e->weights));
     c = &e->weights->config;
     FST_TRY(pick_drafting(e, o, c));
+    FST_TRY(debug_open(&e->debug, o, e->gamma, c->vocab_size, e->device != NULL));
+    FST_TRY(reject_open(e, o));
+    if (e->debug.acc_len > 0 || (e->dr.mode == DRAFT_AUTO && (e->debug.known || e->debug.reject_at))) {
+        e->info.verify_mode = "static"; /* every round drafts, and all of it is verified */
+        e->dr.mode = DRAFT_STATIC;
+    }
     FST_TRY(pool_new(&e->pool, o->threads));
     if (e->device)
         FST_TRY(weights_upload(
@@ -294,8 +314,12 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
                         o->masked_ids, (int)o->n_masked_ids));
     FST_TRY(step_arrays(e));
     FST_TRY(draft_open(e, o));
+    FST_TRY(recorder_open(&e->recorder, o, e->limits.max_logits, e->max_running));
+    FST_TRY(audit_open(&e->audit, o, e->debug.acc_len > 0));
+    FST_TRY(keep_masked_ids(e, o));
     e->info.workspace_bytes += scratch + plan.work_bytes;
     fill_info(e);
+    FST_TRY(reject_arrays(e));
     return FST_OK;
 }
 
@@ -308,11 +332,9 @@ static uint64_t random_seed(const struct fst_engine_opts *o)
     return seed;
 }
 
-enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *o)
+enum fst_status engine_prepare(fst_engine **out, const struct fst_engine_opts *o)
 {
-    int64_t start = engine_now_ns();
     fst_engine *e;
-    enum fst_status rc;
 
     *out = NULL;
     if (!o->model_dir)
@@ -322,8 +344,19 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
         mem_free(e);
         return fst_error(FST_ENOMEM, "engine: no memory");
     }
+    *out = e;
     e->info.model_dir = e->model_dir;
-    if ((rc = open_model(e, o)) < 0)
+    return open_model(e, o);
+}
+
+enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *o)
+{
+    int64_t start = engine_now_ns();
+    fst_engine *e;
+    enum fst_status rc;
+
+    *out = NULL;
+    if ((rc = engine_prepare(&e, o)) < 0)
         goto out;
     e->door = door_new(e->info.max_queued_requests, mem_available_bytes() / 4, random_seed(o));
     if (!e->door) {
@@ -337,6 +370,8 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
         goto out;
     }
     e->thread_started = true;
+    if (e->debug.on)
+        log_warn("debug hooks", "active=\"%s\" results=not_the_models", e->debug.label);
     if (o->on_load)
         o->on_load(o->on_load_ud, e->info.weight_bytes, e->info.weight_bytes);
     *out = e;
@@ -368,6 +403,8 @@ static void close_by(fst_engine *e, int64_t end_ns)
         pthread_join(e->thread, NULL);
     }
     draft_close(e);
+    audit_close(e);
+    recorder_close(&e->recorder);
     sample_release(&e->sampler);
     model_free(e->model);
     prefix_close(e, end_ns);
@@ -376,6 +413,9 @@ static void close_by(fst_engine *e, int64_t end_ns)
     kv_release(&e->kv);
     weights_free(e->weights);
     device_free_shared(e->device, e->block, e->block_bytes);
+    debug_close(&e->debug);
+    mem_free(e->draft_logits);
+    mem_free(e->masked_ids);
     mem_free(e->model_dir);
     door_unref(e->door);
     mem_free(e);

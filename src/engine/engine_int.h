@@ -12,6 +12,10 @@
 #include "base/base.h"
 #include "base/pool.h"
 #include "engine/draft.h"
+#include "engine/audit.h"
+#include "engine/debug.h"
+#include "engine/recorder.h"
+#include "engine/reject.h"
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
 #include "kv/kv.h"
@@ -97,6 +101,13 @@ struct fst_request {
     int64_t window_from; /* the window has none of the positions before; 0: all of them */
     struct spec_track track;
     float confidence[FST_SPEC_MAX]; /* logits of this step's drafts */
+    struct debug_request debug;
+    int draft_at;    /* of the last draft batch: its place there */
+    uint64_t number; /* among those that were recorded; 0: none yet */
+    int32_t held;    /* the recorder's: where it is held, plus one */
+    struct audit_row
+        *audit; /* (n_audit) of the tokens that the audit compares; 0 of them: not chosen */
+    int64_t n_audit;
 
     pthread_mutex_t pub_lock;
     pthread_cond_t changed;
@@ -147,6 +158,14 @@ struct fst_engine {
     struct sched_limits limits;
     bool drafting;
     int gamma, window;
+    struct debug_hooks debug;
+    bool rejection; /* accept by rejection sampling above temperature 0 */
+    float *
+        draft_logits; /* owned: (max_running, gamma, vocab) of the last draft batch, for it; NULL */
+    struct recorder recorder;
+    struct audit audit;
+    int32_t *masked_ids; /* owned: (n_masked_ids) of the options */
+    int64_t n_masked_ids;
     int64_t context_length;
 
     /* engine's thread */
@@ -233,6 +252,9 @@ static inline bool request_scores_rows(const fst_request *r)
 enum fst_status engine_word(const char *flag, const char *given, const char *fallback,
                             const char *const *words, int n, int *out);
 
+/* engine.c: everything but the door and the thread; *out is to be closed even after a failure. */
+enum fst_status engine_prepare(fst_engine **out, const struct fst_engine_opts *o);
+
 /* prefix.c, called by the engine's thread but for open and close */
 /* Flags of tiers that say nothing together; FST_EINVAL names one. */
 enum fst_status prefix_check_opts(const struct fst_engine_opts *o);
@@ -262,5 +284,7 @@ void prefix_stats(fst_engine *e);
 
 /* step.c */
 void *engine_thread(void *engine);
+/* Row `index` of the next draw is token out_pos of r. */
+void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos);
 
 #endif

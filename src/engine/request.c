@@ -84,7 +84,8 @@ static enum fst_status request_arrays(fst_request *r, int gamma)
     bool scored = r->o.prompt_logprobs_from >= 0;
     size_t bytes = n_ids * sizeof *r->ids + (r->o.logprobs ? n_new * sizeof(float) : 0) +
                    n_new * n_top * sizeof *r->top + (scored ? n_prompt * sizeof(float) : 0) +
-                   (scored ? n_prompt * n_ptop * sizeof *r->prompt_top : 0) + 5 * 16;
+                   (scored ? n_prompt * n_ptop * sizeof *r->prompt_top : 0) +
+                   (size_t)r->n_audit * sizeof *r->audit + 6 * 16;
     uint8_t *p;
 
     r->block_bytes = bytes;
@@ -95,6 +96,8 @@ static enum fst_status request_arrays(fst_request *r, int gamma)
     r->ids = carve(&p, n_ids, sizeof *r->ids);
     if (r->o.logprobs)
         r->logprobs = carve(&p, n_new, sizeof *r->logprobs);
+    if (r->n_audit)
+        r->audit = carve(&p, (size_t)r->n_audit, sizeof *r->audit);
     if (n_top)
         r->top = carve(&p, n_new * n_top, sizeof *r->top);
     if (scored) {
@@ -164,6 +167,8 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
     r->pub.matched_id = -1;
     r->submit_ns = engine_now_ns();
     r->deadline_ns = o->timeout_s > 0 ? r->submit_ns + (int64_t)(o->timeout_s * 1e9) : INT64_MAX;
+    if (r->max_new > 0 && audit_choose(&e->audit))
+        r->n_audit = FST_MIN(r->max_new, (int64_t)AUDIT_ROWS_MAX);
     if ((rc = request_arrays(r, e->gamma)) < 0) {
         request_destroy(r);
         return rc;

@@ -30,8 +30,10 @@ static void publish_places(fst_engine *e)
 
     s->running = e->n_running + e->n_loading;
     s->loading = e->n_loading;
-    s->slots_used = e->kv.spec.n_slots - e->kv.n_free_slots;
+    s->slots_used = e->kv.spec.n_slots - e->kv.n_free_slots - (e->audit.slot > 0);
     s->kv_tokens_used = (e->kv.spec.n_pages - e->kv.n_free_pages - e->kv.n_idle_pages) * KERN_PAGE;
+    if (e->audit.slot)
+        s->kv_tokens_used -= e->kv.slots[e->audit.slot].n_pages * KERN_PAGE;
     s->finished = e->stats.finished;
     s->aborted = e->stats.aborted;
     s->failed = e->stats.failed;
@@ -62,6 +64,7 @@ static void retire(fst_engine *e, int i, enum fst_finish finish)
 
     close_slot(e, r);
     count_end(e, finish);
+    audit_offer(e, r, finish);
     memmove(e->running + i, e->running + i + 1,
             (size_t)(e->n_running - i - 1) * sizeof *e->running);
     e->n_running--;
@@ -125,7 +128,8 @@ static bool intake(fst_engine *e)
 
     pthread_mutex_lock(&d->lock);
     while (idle(e)) {
-        sleep_until_called(e);
+        if (!audit_idle(e))
+            sleep_until_called(e);
         e->paused = true;
         e->dr.turn_ns = 0;
     }
@@ -146,6 +150,8 @@ static bool intake(fst_engine *e)
             e->wait_first = first;
         e->wait_last = last;
     }
+    if (e->wait_first)
+        audit_yield(e);
     return !quit;
 }
 
@@ -419,6 +425,7 @@ static void copy_stats(fst_engine *e)
         draft_reset_stats(e);
     }
     prefix_stats(e);
+    e->stats.audit = e->audit.stats;
     e->stats.requests = d->stats.requests;
     e->stats.waiting = d->n_waiting;
     d->stats = e->stats;
@@ -539,6 +546,8 @@ static void one_step(fst_engine *e)
     enum fst_status rc;
 
     e->step_draft_ns = 0;
+    debug_step(e);
+    recorder_begin(e);
     draft_decide(e);
     make_room(e);
     if (e->n_running == e->n_sitting) {

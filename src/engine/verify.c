@@ -33,7 +33,7 @@ static enum fst_status score_prompt(fst_engine *e, fst_request *r, const struct 
     return FST_OK;
 }
 
-static void fill_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos)
+void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos)
 {
     bool ban = (int64_t)out_pos < r->o.min_new_tokens;
 
@@ -64,6 +64,7 @@ static struct engine_outcome append(fst_engine *e, fst_request *r, int first, in
             return (struct engine_outcome){FST_FINISH_ERROR, -1, FST_ENUMERIC,
                                            "the model's output holds a value that is not a number"};
         r->ids[r->n_known++] = s->id;
+        audit_keep(e, r, at, first + i);
         if (r->logprobs)
             r->logprobs[at] = s->logprob;
         if (r->top)
@@ -93,7 +94,11 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
         const fst_request *r = e->span_request[s];
         FST_ASSERT(e->span_logit[s] == n_batch);
         for (int i = 0; i < step->span[s].n_rows; i++)
-            fill_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
+            step_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
+        debug_logits(e, logits + (int64_t)n_batch * vocab, r->n_known - r->n_prompt,
+                     step->span[s].n_rows);
+        FST_TRY(recorder_look(e, logits + (int64_t)n_batch * vocab, n_batch, step->span[s].n_rows,
+                              r->n_known - r->n_prompt));
         n_batch += step->span[s].n_rows;
     }
     if (n_batch > 0)
@@ -124,7 +129,9 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
                 outcome[s] = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
             } else if (ends) {
                 int at = span->logits == STEP_LOGITS_ALL ? first + span->n_rows - 1 : first;
-                fill_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
+                step_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
+                FST_TRY(
+                    recorder_look(e, logits + (int64_t)at * vocab, 0, 1, r->n_known - r->n_prompt));
                 FST_TRY(sample_rows(&e->sampler, logits + (int64_t)at * vocab, e->sample, 1));
                 first = 0;
                 n_emit = 1;
@@ -134,7 +141,12 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
             int k;
             for (int i = 0; i < span->n_rows; i++)
                 draws[i] = e->sample[first + i].id;
-            k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
+            if (reject_applies(e, r))
+                k = reject_accept(e, r, logits + (int64_t)first * vocab, e->sample + first,
+                                  span->n_rows - 1);
+            else
+                k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
+            k = debug_accept(e, r, e->sample + first, span->n_rows - 1, k);
             if (span->kind == STEP_VERIFY)
                 k = draft_verified(e, r, span->n_rows - 1, k);
             else
@@ -147,12 +159,15 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
         }
         if (n_emit > 0)
             outcome[s] = append(e, r, first, n_emit);
+        recorder_note(e, s, span, first, span->kind == STEP_PREFILL ? n_emit : span->n_rows,
+                      n_commit, n_emit, outcome[s].finish);
         r->n_committed += n_commit;
         /* Who is kept for others is kept whole, whether he ends or drafts himself. */
         bool keeps = e->prefix && outcome[s].finish != FST_FINISH_ERROR;
         bool goes_on = outcome[s].finish == FST_FINISH_NONE;
         if (goes_on || keeps)
             kv_commit(&e->kv, r->slot, r->n_committed);
+        debug_commit(e, r, e->span_before[s]);
         if (e->drafting && (keeps || (goes_on && !r->o.no_drafting)))
             draft_rows(e, r, e->span_first[s], n_commit, span->kind == STEP_PREFILL);
     }

@@ -87,7 +87,7 @@ enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct m
 
 /* Draft gamma tokens for n requests.  slot[i], n_committed[i] (= position of the anchor),
  * anchor[i]; draw and out_pos as in draft_chain.  ids: (n, gamma); conf: (n, gamma) logits of the
- * confidence head or NULL.  Stage windows must hold positions max(0, n-window)..n-1. */
+ * confidence head or NULL; logits: (n, gamma, vocab) that ids were drawn from, on the host alone, or NULL.  Stage windows must hold positions max(0, n-window)..n-1. */
 struct draft_batch {
     int n, gamma;
     const int32_t *slot;
@@ -97,6 +97,7 @@ struct draft_batch {
     const uint32_t *out_pos;
     int32_t *ids;
     float *conf;
+    float *logits;
 };
 enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_batch *b);
 

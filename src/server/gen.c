@@ -487,12 +487,13 @@ static void log_end(const struct gen *g)
         double decode = c->view.decode_s;
         log_info("request end",
                  "id=%s api=%s choice=%d prompt=%zu cached=%zu completion=%llu queue_s=%.3f "
-                 "ttft_s=%.3f tpot_ms=%.2f accept_len=%.2f finish=%s",
+                 "ttft_s=%.3f tpot_ms=%.2f accept_len=%.2f finish=%s%s",
                  g->id, g->d->name, c->index, c->view.n_prompt, c->view.n_cached,
                  (unsigned long long)c->n_tokens, c->view.queue_s,
                  c->view.queue_s + c->view.prefill_s,
                  c->n_tokens > 1 ? 1e3 * decode / (double)(c->n_tokens - 1) : 0.0,
-                 c->view.spec.accept_length, c->finish_reason);
+                 c->view.spec.accept_length, c->finish_reason,
+                 s->info.debug_hooks ? " debug_hooks=1" : "");
     }
 }
 
@@ -829,17 +830,15 @@ static const char *reason_text(enum fst_prefix_reason r)
     return text[r];
 }
 
-void gen_put_firesteel(const struct gen_choice *c, struct buf *b)
+static void put_cache_report(const struct gen_choice *c, struct buf *b)
 {
     const struct gen *g = c->g;
     const struct fst_prefix_report *p = &c->view.prefix;
     const struct tokenizer_ids *ids = &g->prompts[c->prompt];
     struct buf text = {0};
 
-    if (!g->report_cache)
-        return;
-    buf_printf(b, ",\"firesteel\":{\"cache\":{\"cached\":%zu,\"boundary\":%zu,\"same\":%zu,",
-               c->view.n_cached, p->boundary, p->same);
+    buf_printf(b, "\"cache\":{\"cached\":%zu,\"boundary\":%zu,\"same\":%zu,", c->view.n_cached,
+               p->boundary, p->same);
     if (p->reason == FST_PREFIX_DIFFERS && p->same < ids->n) {
         int32_t id = ids->id[p->same];
         if (tokenizer_decode(g->s->tok, &id, 1, false, &text) < 0)
@@ -851,7 +850,26 @@ void gen_put_firesteel(const struct gen_choice *c, struct buf *b)
     } else {
         buf_puts(b, "\"first_differing_token\":null,");
     }
-    buf_printf(b, "\"reason\":\"%s\"}}", reason_text(p->reason));
+    buf_printf(b, "\"reason\":\"%s\"}", reason_text(p->reason));
+}
+
+/* What an answer says about itself beside the protocol: that it is not to be taken for the model's, and what
+ * of its prompt was computed. */
+void gen_put_firesteel(const struct gen_choice *c, struct buf *b)
+{
+    const char *debug = c->g->s->info.debug_hooks;
+
+    if (!debug && !c->g->report_cache)
+        return;
+    buf_puts(b, ",\"firesteel\":{");
+    if (debug) {
+        buf_puts(b, "\"debug_hooks\":");
+        json_put_string_safe(b, debug, strlen(debug));
+        buf_puts(b, c->g->report_cache ? "," : "");
+    }
+    if (c->g->report_cache)
+        put_cache_report(c, b);
+    buf_putc(b, '}');
 }
 
 void gen_put_head(const struct gen *g, struct buf *b, const char *object)
@@ -894,8 +912,8 @@ void gen_answer(struct gen *g, struct buf *b)
 {
     buf_puts(b, "],\"usage\":");
     gen_put_usage(g, b);
-    buf_printf(b, ",\"system_fingerprint\":\"firesteel-%s\",\"seed\":%llu", FST_VERSION,
-               (unsigned long long)g->choices[0].view.seed);
+    buf_printf(b, ",\"system_fingerprint\":\"firesteel-%s%s\",\"seed\":%llu", FST_VERSION,
+               g->s->info.debug_hooks ? "-debug" : "", (unsigned long long)g->choices[0].view.seed);
     if (g->timings || g->progress) {
         buf_puts(b, ",\"timings\":");
         gen_put_timings(g, b);

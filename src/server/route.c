@@ -91,6 +91,8 @@ void route_dispatch(struct server *s, struct exch *x)
         exch_add_header(x, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
         exch_add_header(x, "Access-Control-Allow-Headers", "*");
     }
+    if (s->info.debug_hooks)
+        exch_add_header(x, "X-Firesteel-Debug", s->info.debug_hooks);
     if (x->verb == VERB_OPTIONS) {
         if (r)
             allow_header(x, r->verbs);

@@ -173,6 +173,11 @@ static int print_result(const struct job *j)
         }
         buf_puts(&b, "],");
     }
+    if (j->info.debug_hooks) {
+        buf_puts(&b, "\"debug_hooks\":");
+        json_put_string(&b, j->info.debug_hooks, strlen(j->info.debug_hooks));
+        buf_putc(&b, ',');
+    }
     buf_puts(&b, "\"spec\":");
     tool_put_spec(&b, j->info.spec_algorithm, j->info.gamma, &v->spec);
     double computed = (double)(v->n_prompt - v->n_cached);
@@ -190,6 +195,7 @@ static enum fst_status run(struct job *j)
 {
     struct fst_engine_opts eo;
     FST_TRY(tool_engine_opts(j->o, &eo));
+    FST_TRY(tool_audit_opts(j->o, &eo));
     enum fst_status rc = tool_tokenizer(&j->t, j->o);
     /* A folder without tokenizer serves ids. */
     if (rc < 0 && !(rc == FST_ENOTFOUND && options_text(j->o, "ids")))
@@ -209,10 +215,10 @@ static enum fst_status run(struct job *j)
 int cmd_generate(int argc, char **argv)
 {
     const struct option_group groups[] = {OPTION_GROUP("Prompt and sampling", defs),
-                                          tool_model_group, tool_engine_group};
+                                          tool_model_group, tool_engine_group, tool_audit_group};
     int status;
-    struct options *o = tool_parse_words("firesteel generate", "[options] [PROMPT]", groups, 3,
-                                         argc, argv, &status);
+    struct options *o = tool_parse_words("firesteel generate", "[options] [PROMPT]", groups,
+                                         FST_COUNT(groups), argc, argv, &status);
     if (!o)
         return status;
     bool json = options_flag(o, "json");
@@ -235,6 +241,8 @@ int cmd_generate(int argc, char **argv)
         if (j.v.spec.verify_steps)
             fprintf(stderr, ", accept length %.2f", j.v.spec.accept_length);
         fprintf(stderr, "\n");
+        if (j.info.debug_hooks)
+            fprintf(stderr, "not the model's result: %s\n", j.info.debug_hooks);
     }
     chat_stream_free(j.st);
     if (j.req)

@@ -219,6 +219,7 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
 {
     FST_TRY(tool_engine_opts(o, &s->engine));
     s->engine.measure_cost = true;
+    FST_TRY(tool_audit_opts(o, &s->engine));
     s->tokenizer_path = options_text(o, "tokenizer");
     s->served_model_name = options_text(o, "served-model-name");
     s->host = options_text(o, "host");
@@ -264,7 +265,8 @@ int cmd_serve(int argc, char **argv)
                                           server_prompt_group,
                                           OPTION_GROUP("Logs and metrics", log_defs),
                                           tool_folder_group,
-                                          tool_engine_group};
+                                          tool_engine_group,
+                                          tool_audit_group};
     enum { KEYS_MAX = 1024 };
     static const char *keys[KEYS_MAX];
     int status;

@@ -25,6 +25,7 @@ static const struct command commands[] = {
     {"bench", cmd_bench, "time a step of the model, each kernel alone, or the prefix tree"},
     {"calibrate", cmd_calibrate, "fit the confidence head of a checkpoint to its own rounds"},
     {"kv", cmd_kv, "list, verify or prune what is kept of prompts on disk"},
+    {"replay", cmd_replay, "run a record of the engine's last steps again"},
     {"version", cmd_version, "version and build"},
     {"help", cmd_help, "this text; `help fields`: request fields of the server"},
 };

@@ -24,6 +24,7 @@ int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
 int cmd_calibrate(int argc, char **argv);
+int cmd_replay(int argc, char **argv);
 
 /* Flags of every command that opens an engine, and those of them that a plan of its memory asks for;
  * those of every command that reads a model and prints a result (the folder and --json); the folder
@@ -33,6 +34,9 @@ extern const struct option_group tool_sizing_group;
 extern const struct option_group tool_model_group;
 extern const struct option_group tool_folder_group;
 extern const struct option_group tool_json_group;
+/* Accept rule, audit, records and debug hooks, of commands that generate; and their options. */
+extern const struct option_group tool_audit_group;
+enum fst_status tool_audit_opts(const struct options *o, struct fst_engine_opts *e);
 
 /* Parse.  NULL: --help was printed (*status 0), or the line was wrong (*status 2, message printed).
  * Words that are no options are wrong for tool_parse; tool_parse_words leaves them to the command. */

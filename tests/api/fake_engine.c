@@ -22,6 +22,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "firesteel/engine.h"
+#include "firesteel/replay.h"
 #include "tokenizer/tokenizer.h"
 
 enum { CONTEXT = 65536, SLOTS = 8, PAGE = 256, POOL_PAGES = 1024 };
@@ -350,6 +351,13 @@ int fst_engine_block_times(fst_engine *e, struct fst_block_time *out, int n, boo
 {
     (void)e, (void)out, (void)n, (void)reset;
     return 0;
+}
+
+enum fst_status fst_replay(const char *path, const struct fst_replay_opts *o,
+                           struct fst_replay_report *out)
+{
+    (void)o, (void)out;
+    return fst_error(FST_EUNSUPPORTED, "%s: the scripted engine has no steps", path);
 }
 
 /* ------------------------------------------------------------------ requests */

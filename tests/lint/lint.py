@@ -66,7 +66,7 @@ INTERFACE = {
     "kv": "kv step sizing snapshot tree tiers store host disk",
     "model": "model cost plan",
     "sample": "sample",
-    "spec": "spec plan cost sts track",
+    "spec": "spec plan cost sts track reject",
     "sched": "sched",
     "engine": "",
     "server": "server fields",

@@ -226,6 +226,7 @@ static enum fst_status enqueue_chain(struct model *m, const struct draft_batch *
                                      .out_pos = d->out_pos,
                                      .id = d->ids,
                                      .conf = d->conf,
+                                     .corrected = d->logits,
                                      .n = d->n,
                                      .gamma = d->gamma,
                                      .vocab = m->c->vocab_size,
@@ -269,6 +270,7 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
     FST_ASSERT(d->gamma >= 1);
     FST_ASSERT(d->gamma <= m->c->gamma);
     FST_ASSERT(d->n <= m->opts.max_requests);
+    FST_ASSERT(!d->logits || !m->stream->device); /* a recorded call would keep their address */
     if (d->n <= 0)
         return FST_OK;
     FST_TRY(v4_begin(m));

@@ -1,0 +1,77 @@
+#include "engine/reject.h"
+
+#include "engine/engine_int.h"
+#include "spec/reject.h"
+
+enum fst_status reject_open(fst_engine *e, const struct fst_engine_opts *o)
+{
+    static const char *const rules[] = {"coupled", "rejection"};
+    int rule;
+
+    FST_TRY(engine_word("--speculative-accept", o->spec_accept, rules[0], rules, FST_COUNT(rules),
+                        &rule));
+    e->info.spec_accept = rules[rule];
+    e->rejection = rule == 1;
+    if (!e->rejection)
+        return FST_OK;
+    if (e->device)
+        return fst_error(FST_EUNSUPPORTED,
+                         "--speculative-accept rejection is not built for --device %s, whose "
+                         "drafter keeps no logits; known there: coupled",
+                         e->info.device);
+    if (o->debug_drafter || o->debug_reject_at)
+        return fst_error(FST_EINVAL, "%s changes drafts, which needs --speculative-accept coupled",
+                         o->debug_drafter ? "--debug-drafter" : "--debug-reject-at");
+    return FST_OK;
+}
+
+enum fst_status reject_arrays(fst_engine *e)
+{
+    int64_t bytes =
+        (int64_t)e->max_running * e->gamma * e->info.vocab_size * (int64_t)sizeof *e->draft_logits;
+
+    if (!e->rejection || !e->drafting)
+        return FST_OK;
+    e->draft_logits = mem_alloc((size_t)bytes);
+    if (!e->draft_logits)
+        return fst_error(FST_ENOMEM, "--speculative-accept rejection: no memory for %lld bytes",
+                         (long long)bytes);
+    e->draft.logits = e->draft_logits;
+    e->info.workspace_bytes += (uint64_t)bytes;
+    return FST_OK;
+}
+
+bool reject_applies(const fst_engine *e, const fst_request *r)
+{
+    return e->rejection && r->sampling.temperature > 0;
+}
+
+int reject_accept(fst_engine *e, const fst_request *r, const float *logits, struct sample_row *row,
+                  int n_draft)
+{
+    int vocab = e->info.vocab_size;
+    const float *lse = e->sampler.lse + (row - e->sample);
+    int32_t bonus;
+    struct spec_reject_args a = {.target = logits,
+                                 .draft = e->draft_logits + (int64_t)r->draft_at * e->draft.gamma * vocab,
+                                 .id = r->ids + r->n_known,
+                                 .n_draft = n_draft,
+                                 .vocab = vocab,
+                                 .temperature = r->sampling.temperature,
+                                 .seed = r->sampling.seed,
+                                 .choice = r->sampling.choice,
+                                 .out_pos = (uint32_t)(r->n_known - r->n_prompt)};
+
+    for (int i = 0; i <= n_draft; i++)
+        if (row[i].id < 0) /* not a number: nothing behind it stands */
+            a.n_draft = FST_MIN(a.n_draft, i);
+    int k = spec_reject(&a, &bonus);
+    for (int i = 0; i <= k; i++) {
+        int32_t id = i < k ? a.id[i] : bonus;
+        if (id < 0) /* the target's own draw */
+            break;
+        row[i].id = id;
+        row[i].logprob = logits[(int64_t)i * vocab + id] - lse[i];
+    }
+    return k;
+}

@@ -1,0 +1,27 @@
+/* reject.h - verification by rejection sampling in the engine (--speculative-accept rejection).
+ *
+ * It needs the distribution that drafts were drawn from, so the drafter keeps its corrected logits: (requests,
+ * gamma, vocab) floats in the host's memory.  A card's drafter keeps none, where it is refused.  Requests at temperature
+ * 0 are verified as ever, and drafts that the debug hooks change are of no distribution: refused too. */
+#ifndef FST_ENGINE_REJECT_H
+#define FST_ENGINE_REJECT_H
+
+#include "base/base.h"
+#include "firesteel/engine.h"
+
+struct fst_engine;
+struct fst_request;
+struct sample_row;
+
+/* After the options of drafting and debug hooks are known.  FST_EUNSUPPORTED, FST_EINVAL name the flags. */
+enum fst_status reject_open(struct fst_engine *e, const struct fst_engine_opts *o);
+/* After the arrays of steps are there. */
+enum fst_status reject_arrays(struct fst_engine *e);
+/* How many of r's n_draft drafts stand; logits: (n_draft + 1, vocab) as sampling left them, row: those rows.  row[0..k] become
+ * what is given out, with its log-probabilities. */
+int reject_accept(struct fst_engine *e, const struct fst_request *r, const float *logits,
+                  struct sample_row *row, int n_draft);
+/* Whose drafts are accepted so. */
+bool reject_applies(const struct fst_engine *e, const struct fst_request *r);
+
+#endif
