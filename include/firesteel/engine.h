@@ -63,7 +63,7 @@ struct fst_engine_opts {
     const char *
         spec_accept; /* "coupled"; "rejection": classic rejection sampling above temperature 0 (outside
                                 of the promise above: the distribution is the same, the draws are not) */
-    int threads;              /* 0: one per core */
+    int threads;     /* 0: one per core */
     int max_running_requests; /* 0: 16 */
     int max_queued_requests;  /* 0: 1024 */
     int64_t context_length;   /* 0: the checkpoint's, bounded by memory */

@@ -282,7 +282,8 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     FST_TRY(pick_drafting(e, o, c));
     FST_TRY(debug_open(&e->debug, o, e->gamma, c->vocab_size, e->device != NULL));
     FST_TRY(reject_open(e, o));
-    if (e->debug.acc_len > 0 || (e->dr.mode == DRAFT_AUTO && (e->debug.known || e->debug.reject_at))) {
+    if (e->debug.acc_len > 0 ||
+        (e->dr.mode == DRAFT_AUTO && (e->debug.known || e->debug.reject_at))) {
         e->info.verify_mode = "static"; /* every round drafts, and all of it is verified */
         e->dr.mode = DRAFT_STATIC;
     }

@@ -97,9 +97,8 @@ static void test_distribution(void **state)
         assert_int_equal(tokenizer_encode_text(tok, texts[t], strlen(texts[t]), true, &p), FST_OK);
         count(&(struct fst_engine_opts){.spec_algorithm = "none"}, &p, n, 1, top_p, plain, &spec);
         assert_int_equal(spec.verify_steps, 0);
-        count(
-            &(struct fst_engine_opts){.spec_accept = "rejection", .verify_mode = "static"}, &p, n,
-            1u << 20, top_p, drafted, &spec);
+        count(&(struct fst_engine_opts){.spec_accept = "rejection", .verify_mode = "static"}, &p, n,
+              1u << 20, top_p, drafted, &spec);
         assert_true(spec.accepted > (uint64_t)n / 10);
         double z = two_samples(plain, drafted, &n_cells);
         printf("\"%s\": %d cells, z %.2f, accept length %.2f\n", texts[t], n_cells, z,
