@@ -49,6 +49,9 @@ struct fst_engine_opts {
      * confidences say pays; "cap": as compact, but everything is computed (to judge the choice).  Results
      * are the same. */
     const char *verify_mode;
+    const char *
+        spec_accept; /* "coupled"; "rejection": classic rejection sampling above temperature 0 (outside
+                                of the promise above: the distribution is the same, the draws are not) */
     int spec_block_size; /* draft tokens per round; 0: the checkpoint's; larger is refused */
     bool measure_cost;   /* of steps and drafts when the engine opens, 2 s at most; false: learn it
                                        from the first rounds */
@@ -60,10 +63,7 @@ struct fst_engine_opts {
     /* Every round whose whole block was verified, from the engine's thread; NULL.  For calibration. */
     void (*on_spec_round)(void *ud, const struct fst_spec_round *round);
     void *on_spec_round_ud;
-    const char *
-        spec_accept; /* "coupled"; "rejection": classic rejection sampling above temperature 0 (outside
-                                of the promise above: the distribution is the same, the draws are not) */
-    int threads;     /* 0: one per core */
+    int threads;              /* 0: one per core */
     int max_running_requests; /* 0: 16 */
     int max_queued_requests;  /* 0: 1024 */
     int64_t context_length;   /* 0: the checkpoint's, bounded by memory */
@@ -154,6 +154,16 @@ struct fst_spec_stats {
     double accept_length; /* (accepted + verify_steps)/verify_steps; 0 without rounds */
 };
 
+struct fst_audit_stats {
+    uint64_t equal, mismatches; /* requests that were computed again */
+    uint64_t abandoned;         /* work came in between too often, or there was no room */
+    uint64_t dropped;           /* chosen ones that had to go before their turn */
+    uint64_t tokens;            /* rows that were computed again */
+    uint64_t ns;                /* time that took */
+    int waiting;                /* chosen ones that wait for their turn */
+    bool drafting_off;          /* since the first mismatch, until the end of the engine */
+};
+
 /* Why a request that decoded verified no draft in a step. */
 enum fst_spec_skip {
     FST_SPEC_SKIP_COST,       /* it would not have paid, by what it costs and brings */
@@ -163,7 +173,7 @@ enum fst_spec_skip {
     FST_SPEC_SKIP_PAGES,      /* no page for drafts */
     FST_SPEC_SKIP_CONTEXT,    /* the context or the answer ends here */
     FST_SPEC_SKIP_REQUEST,    /* it asked for none (no_drafting) */
-    FST_SPEC_SKIP_AUDIT,      /* an audit found a difference, since when nobody drafts */
+    FST_SPEC_SKIP_AUDIT,      /* an audit has switched drafting off */
     FST_SPEC_SKIPS
 };
 
@@ -178,16 +188,6 @@ enum fst_spec_band {
 };
 struct fst_spec_band_stats {
     uint64_t verify_steps, drafted, accepted; /* as of fst_spec_stats */
-};
-
-struct fst_audit_stats {
-    uint64_t equal, mismatches; /* requests that were computed again */
-    uint64_t abandoned;         /* work came in between too often, or there was no room */
-    uint64_t dropped;           /* chosen ones that had to go before their turn */
-    uint64_t tokens;            /* rows that were computed again */
-    uint64_t ns;                /* time that took */
-    int waiting;                /* chosen ones that wait for their turn */
-    bool drafting_off;          /* since the first mismatch, until the end of the engine */
 };
 
 enum { FST_TIERS_MAX = 2 };
@@ -219,14 +219,14 @@ struct fst_engine_stats {
     int64_t heartbeat_ns;     /* CLOCK_MONOTONIC of the last block a step finished */
     int64_t now_ns;
     struct fst_spec_stats spec;
+    struct fst_audit_stats audit;
+    uint64_t records; /* files written by the recorder */
     struct fst_spec_band_stats spec_band[FST_SPEC_BANDS];
     uint64_t spec_skipped[FST_SPEC_SKIPS]; /* (request, step) pairs without a verified draft */
     uint64_t spec_drafted;                 /* draft tokens proposed, verified or not */
     uint64_t spec_trimmed; /* accepted drafts beyond what was planned for (verify_mode cap) */
     double spec_window_accept_length; /* of the last 60 s; 0 without rounds */
     uint64_t held_rows, resumed_rows; /* captured rows kept aside, and of these injected later */
-    struct fst_audit_stats audit;
-    uint64_t records; /* files written by the recorder */
     /* Sums of time: draft_ns is drafting and injection; a step with prefill rows counts as prefill,
      * else one with a verify block as verify, else as decode, each without draft_ns; step_ns is
      * everything.  And how many steps of each kind (draft: batches) there were. */

@@ -221,12 +221,8 @@ void draft_decide(fst_engine *e)
         r->drafted = false;
         if (!e->drafting || !request_decoding(r))
             continue;
-        if (r->o.no_drafting) {
-            skip(r, FST_SPEC_SKIP_REQUEST);
-            continue;
-        }
-        if (e->audit.stats.drafting_off) {
-            skip(r, FST_SPEC_SKIP_AUDIT);
+        if (r->o.no_drafting || e->audit.stats.drafting_off) {
+            skip(r, r->o.no_drafting ? FST_SPEC_SKIP_REQUEST : FST_SPEC_SKIP_AUDIT);
             continue;
         }
         r->skip = FST_SPEC_SKIP_CONTEXT;
@@ -309,7 +305,11 @@ static void set_lengths(fst_engine *e)
     if (d->cost.ready) {
         spec_plan_seconds(&d->cost, &d->load, spec_cost_draft(&d->cost, b->n, b->gamma), d->seconds,
                           n_seconds);
-        int extra = spec_plan_best(d->ask, n, d->load.n_decoding, d->seconds, n_seconds).extra;
+        int extra = 0;
+        if (e->rejection) /* the global optimum over live confidences would bias it */
+            spec_plan_early_stop(d->ask, n, d->load.n_decoding, d->seconds, n_seconds);
+        else
+            extra = spec_plan_best(d->ask, n, d->load.n_decoding, d->seconds, n_seconds).extra;
         if (e->device && extra > 0) /* steps of few shapes find their recordings again */
             spec_plan_spend(d->ask, n, (int)round_up(extra, FST_MAX(d->load.n_decoding / 2, 1)));
     }

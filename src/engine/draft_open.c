@@ -366,12 +366,6 @@ enum fst_status draft_open(fst_engine *e, const struct fst_engine_opts *o)
 
     if (!e->drafting)
         return FST_OK;
-    if (e->rejection && (d->mode == DRAFT_CAP || d->mode == DRAFT_COMPACT))
-        return fst_error(FST_EUNSUPPORTED,
-                         "--verify-mode %s goes by the round's own confidences, which would bias "
-                         "--speculative-accept rejection; known with it: static, auto (who drafts, "
-                         "and blocks of one length)",
-                         e->info.verify_mode);
     if (!head && (d->mode == DRAFT_CAP || d->mode == DRAFT_COMPACT))
         return fst_error(FST_EUNSUPPORTED,
                          "--verify-mode %s needs a confidence head, which this checkpoint has not; "
@@ -379,8 +373,7 @@ enum fst_status draft_open(fst_engine *e, const struct fst_engine_opts *o)
                          e->info.verify_mode);
     e->on_spec_round = o->on_spec_round;
     e->on_spec_round_ud = o->on_spec_round_ud;
-    /* Confidences of the very round that they shorten would bias rejection sampling. */
-    d->wants_conf = head && (d->mode != DRAFT_STATIC || o->on_spec_round) && !e->rejection;
+    d->wants_conf = head && (d->mode != DRAFT_STATIC || o->on_spec_round);
     d->pays = true; /* until something is known */
     FST_TRY(take_memory(e));
     FST_TRY(open_sts(e, o));

@@ -314,10 +314,10 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     FST_TRY(sample_init(&e->sampler, &e->kernels, &e->stream, c->vocab_size, e->limits.max_logits,
                         o->masked_ids, (int)o->n_masked_ids));
     FST_TRY(step_arrays(e));
-    FST_TRY(draft_open(e, o));
     FST_TRY(recorder_open(&e->recorder, o, e->limits.max_logits, e->max_running));
     FST_TRY(audit_open(&e->audit, o, e->debug.acc_len > 0));
     FST_TRY(keep_masked_ids(e, o));
+    FST_TRY(draft_open(e, o));
     e->info.workspace_bytes += scratch + plan.work_bytes;
     fill_info(e);
     FST_TRY(reject_arrays(e));
@@ -403,9 +403,9 @@ static void close_by(fst_engine *e, int64_t end_ns)
         pthread_mutex_unlock(&d->lock);
         pthread_join(e->thread, NULL);
     }
-    draft_close(e);
     audit_close(e);
     recorder_close(&e->recorder);
+    draft_close(e);
     sample_release(&e->sampler);
     model_free(e->model);
     prefix_close(e, end_ns);

@@ -11,11 +11,11 @@
 
 #include "base/base.h"
 #include "base/pool.h"
-#include "engine/draft.h"
 #include "engine/audit.h"
 #include "engine/debug.h"
 #include "engine/recorder.h"
 #include "engine/reject.h"
+#include "engine/draft.h"
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
 #include "kv/kv.h"
@@ -92,6 +92,13 @@ struct fst_request {
     bool sits;         /* no page for its row: not in this step */
     int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
+    struct debug_request debug;
+    int draft_at;    /* of the last draft batch: its place there */
+    uint64_t number; /* among those that were recorded; 0: none yet */
+    int32_t held;    /* the recorder's: where it is held, plus one */
+    struct audit_row
+        *audit; /* (n_audit) of the tokens that the audit compares; 0 of them: not chosen */
+    int64_t n_audit;
     /* drafting (draft.h) */
     int n_cap;    /* how many of n_draft may be accepted */
     bool drafted; /* in this step */
@@ -101,13 +108,6 @@ struct fst_request {
     int64_t window_from; /* the window has none of the positions before; 0: all of them */
     struct spec_track track;
     float confidence[FST_SPEC_MAX]; /* logits of this step's drafts */
-    struct debug_request debug;
-    int draft_at;    /* of the last draft batch: its place there */
-    uint64_t number; /* among those that were recorded; 0: none yet */
-    int32_t held;    /* the recorder's: where it is held, plus one */
-    struct audit_row
-        *audit; /* (n_audit) of the tokens that the audit compares; 0 of them: not chosen */
-    int64_t n_audit;
 
     pthread_mutex_t pub_lock;
     pthread_cond_t changed;

@@ -186,7 +186,7 @@ void recorder_note(fst_engine *e, int s, const struct step_span *span, int sampl
 
     if (!k->on)
         return;
-    struct recorder_step *step = step_of(k, e->stats.steps, e->draft.n ? e->draft.gamma : 0);
+    struct recorder_step *step = step_of(k, e->stats.steps, e->dr.block);
     while (k->n_spans - first_span(k) >= k->max_spans ||
            k->n_rows + (uint64_t)n_logits - first_row(k) > k->max_rows) {
         FST_ASSERT(&k->step[k->first_step % RECORDER_STEPS] != step);

@@ -141,9 +141,9 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
             int k;
             for (int i = 0; i < span->n_rows; i++)
                 draws[i] = e->sample[first + i].id;
-            if (reject_applies(e, r))
+            if (reject_applies(e, r)) /* behind a cap the target draws by itself */
                 k = reject_accept(e, r, logits + (int64_t)first * vocab, e->sample + first,
-                                  span->n_rows - 1);
+                                  FST_MIN(span->n_rows - 1, r->n_cap));
             else
                 k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
             k = debug_accept(e, r, e->sample + first, span->n_rows - 1, k);

@@ -160,6 +160,19 @@ static void put_tiers(const struct fst_engine_stats *st, struct buf *b)
     buf_putc(b, ']');
 }
 
+static void put_audit(const struct fst_engine_stats *st, struct buf *b)
+{
+    const struct fst_audit_stats *a = &st->audit;
+    buf_printf(b,
+               "\"audit\":{\"equal\":%llu,\"mismatches\":%llu,\"abandoned\":%llu,"
+               "\"dropped\":%llu,\"waiting\":%d,\"tokens\":%llu,\"seconds\":%.3f,"
+               "\"drafting_off\":%s},\"records\":%llu,",
+               (unsigned long long)a->equal, (unsigned long long)a->mismatches,
+               (unsigned long long)a->abandoned, (unsigned long long)a->dropped, a->waiting,
+               (unsigned long long)a->tokens, (double)a->ns * 1e-9,
+               a->drafting_off ? "true" : "false", (unsigned long long)st->records);
+}
+
 /* Behind "avg_spec_accept_length". */
 static void put_spec(const struct fst_engine_stats *st, int gamma, struct buf *b)
 {
@@ -197,19 +210,6 @@ static void put_spec(const struct fst_engine_stats *st, int gamma, struct buf *b
     buf_puts(b, "},");
 }
 
-static void put_audit(const struct fst_engine_stats *st, struct buf *b)
-{
-    const struct fst_audit_stats *a = &st->audit;
-    buf_printf(b,
-               "\"audit\":{\"equal\":%llu,\"mismatches\":%llu,\"abandoned\":%llu,"
-               "\"dropped\":%llu,\"waiting\":%d,\"tokens\":%llu,\"seconds\":%.3f,"
-               "\"drafting_off\":%s},\"records\":%llu,",
-               (unsigned long long)a->equal, (unsigned long long)a->mismatches,
-               (unsigned long long)a->abandoned, (unsigned long long)a->dropped, a->waiting,
-               (unsigned long long)a->tokens, (double)a->ns * 1e-9,
-               a->drafting_off ? "true" : "false", (unsigned long long)st->records);
-}
-
 void api_server_info(struct server *s, struct exch *x)
 {
     struct buf b = {0};
@@ -235,9 +235,9 @@ void api_server_info(struct server *s, struct exch *x)
     put_str(&b, "index_keys", in->index_keys);
     put_str(&b, "precision", in->precision);
     put_str(&b, "verify_mode", in->verify_mode);
-    put_str(&b, "speculative_dspark_confidence_sts_path", in->sts_path);
     put_str(&b, "speculative_accept", in->spec_accept);
     put_str(&b, "debug_hooks", in->debug_hooks);
+    put_str(&b, "speculative_dspark_confidence_sts_path", in->sts_path);
     put_str(&b, "speculative_algorithm", spec ? upper(name, in->spec_algorithm) : NULL);
     buf_printf(&b,
                "\"speculative_num_draft_tokens\":%d,\"tp_size\":1,\"dp_size\":1,\"page_size\":256,"

@@ -164,6 +164,28 @@ static void put_tiers(struct page *p, const struct fst_engine_stats *st)
     }
 }
 
+/* Finished requests that were computed again. */
+static void put_audit(struct page *p, const struct fst_engine_stats *st)
+{
+    const struct fst_audit_stats *a = &st->audit;
+    const struct {
+        const char *label;
+        uint64_t n;
+    } rows[] = {{"result=\"equal\"", a->equal},
+                {"result=\"mismatch\"", a->mismatches},
+                {"result=\"abandoned\"", a->abandoned},
+                {"result=\"dropped\"", a->dropped}};
+    head(p, "audit_requests_total", "counter", "Chosen requests by what came of it.");
+    for (size_t i = 0; i < FST_COUNT(rows); i++)
+        value(p, "audit_requests_total", rows[i].label, (double)rows[i].n);
+    gauge(p, "audit_queue", "Chosen requests that wait for idle time.", a->waiting);
+    counter(p, "audit_tokens_total", "Tokens that were computed again.", (double)a->tokens);
+    counter(p, "audit_seconds_total", "Time that took.", (double)a->ns * 1e-9);
+    gauge(p, "spec_drafting_off", "1 since an audit found a difference.", a->drafting_off);
+    counter(p, "crash_dumps_total", "Records of the last steps that were written.",
+            (double)st->records);
+}
+
 /* ------------------------------------------------------------------ speculation */
 
 const char *const metrics_spec_skip[FST_SPEC_SKIPS] = {"cost",  "confidence", "measure", "window",
@@ -232,28 +254,6 @@ static void put_spec(struct page *p, const struct fst_engine_stats *st, int gamm
             (double)st->resumed_rows);
 }
 
-/* Finished requests that were computed again. */
-static void put_audit(struct page *p, const struct fst_engine_stats *st)
-{
-    const struct fst_audit_stats *a = &st->audit;
-    const struct {
-        const char *label;
-        uint64_t n;
-    } rows[] = {{"result=\"equal\"", a->equal},
-                {"result=\"mismatch\"", a->mismatches},
-                {"result=\"abandoned\"", a->abandoned},
-                {"result=\"dropped\"", a->dropped}};
-    head(p, "audit_requests_total", "counter", "Chosen requests by what came of it.");
-    for (size_t i = 0; i < FST_COUNT(rows); i++)
-        value(p, "audit_requests_total", rows[i].label, (double)rows[i].n);
-    gauge(p, "audit_queue", "Chosen requests that wait for idle time.", a->waiting);
-    counter(p, "audit_tokens_total", "Tokens that were computed again.", (double)a->tokens);
-    counter(p, "audit_seconds_total", "Time that took.", (double)a->ns * 1e-9);
-    gauge(p, "spec_drafting_off", "1 since an audit found a difference.", a->drafting_off);
-    counter(p, "crash_dumps_total", "Records of the last steps that were written.",
-            (double)st->records);
-}
-
 void metrics_write(const struct server *s, struct buf *out)
 {
     struct page p = {.b = out, .prefix = s->o.metrics_prefix};
@@ -283,8 +283,8 @@ void metrics_write(const struct server *s, struct buf *out)
     gauge(&p, "process_resident_memory_bytes", "Resident memory of the process.", resident_bytes());
 
     put_tiers(&p, &st);
-    put_spec(&p, &st, s->info.gamma);
     put_audit(&p, &st);
+    put_spec(&p, &st, s->info.gamma);
 
     counter(&p, "prompt_tokens_total", "Prompt tokens of finished requests.",
             (double)m->prompt_tokens);
