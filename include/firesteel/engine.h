@@ -25,6 +25,16 @@ typedef struct fst_request fst_request;
 
 /* ------------------------------------------------------------------ engine */
 
+enum { FST_SPEC_MAX = 8 };
+
+/* A block of drafts against the target's own draws. */
+struct fst_spec_round {
+    float temperature;
+    int n_drafts;
+    int accepted;                   /* leading ones that were right */
+    float confidence[FST_SPEC_MAX]; /* (n_drafts) logits of the confidence head, as it says */
+};
+
 /* Zero or NULL means the default given. */
 struct fst_engine_opts {
     const char *model_dir;      /* folder of a published checkpoint; required */
@@ -34,12 +44,26 @@ struct fst_engine_opts {
     const char *index_keys;     /* "fp4"; "fp8" */
     const char *precision;      /* "native"; "reference" (fp32, nothing quantised but weights) */
     const char *spec_algorithm; /* NULL: what the checkpoint bundles; "dspark", "none" (any case) */
-    const char *verify_mode;    /* "auto"; "static".  See fst_engine_info */
-    int spec_block_size;        /* draft tokens per round; 0: the checkpoint's; larger is refused */
+    /* "auto": who drafts, how long and what of it is verified follows from what it is expected to bring and
+     * what it costs here; "static": all that is drafted is verified; "compact": of full blocks what the
+     * confidences say pays; "cap": as compact, but everything is computed (to judge the choice).  Results
+     * are the same. */
+    const char *verify_mode;
     const char *
         spec_accept; /* "coupled"; "rejection": classic rejection sampling above temperature 0 (outside
                                 of the promise above: the distribution is the same, the draws are not) */
-    int threads;     /* 0: one per core */
+    int spec_block_size; /* draft tokens per round; 0: the checkpoint's; larger is refused */
+    bool measure_cost;   /* of steps and drafts when the engine opens, 2 s at most; false: learn it
+                                       from the first rounds */
+    const char
+        *cost_path; /* table of costs: read if it was measured here, written at close; NULL */
+    const char
+        *sts_path; /* calibration of the confidence head; NULL: dspark-sts.json of the model's
+                                       folder, where that is there */
+    /* Every round whose whole block was verified, from the engine's thread; NULL.  For calibration. */
+    void (*on_spec_round)(void *ud, const struct fst_spec_round *round);
+    void *on_spec_round_ud;
+    int threads;              /* 0: one per core */
     int max_running_requests; /* 0: 16 */
     int max_queued_requests;  /* 0: 1024 */
     int64_t context_length;   /* 0: the checkpoint's, bounded by memory */
@@ -103,7 +127,9 @@ struct fst_engine_info {
     const char *spec_accept;
     const char *debug_hooks; /* NULL: none.  Else what is not to be taken for a result, and why */
     int vocab_size, eos_id, bos_id;
-    int gamma; /* draft tokens per round; 0 when off */
+    int gamma;            /* draft tokens per round; 0 when off */
+    bool cost_measured;   /* when the engine was opened, or read from cost_path */
+    const char *sts_path; /* of the calibration in use; NULL: none */
     int threads, max_running_requests, max_queued_requests, chunked_prefill_size;
     int64_t context_length, max_total_tokens;
     uint64_t weight_bytes, kv_bytes, state_bytes, workspace_bytes;
@@ -115,11 +141,9 @@ struct fst_engine_info {
 };
 void fst_engine_get_info(const fst_engine *e, struct fst_engine_info *out);
 
-enum { FST_SPEC_MAX = 8 };
-
 struct fst_spec_stats {
     uint64_t verify_steps;                       /* (request, verify round) pairs */
-    uint64_t drafted;                            /* draft tokens proposed */
+    uint64_t drafted;                            /* draft tokens verified */
     uint64_t accepted;                           /* draft tokens accepted, before stops */
     uint64_t accepted_by_position[FST_SPEC_MAX]; /* rounds that accepted at least k+1 drafts */
     double accept_length; /* (accepted + verify_steps)/verify_steps; 0 without rounds */
@@ -133,6 +157,32 @@ struct fst_audit_stats {
     uint64_t ns;                /* time that took */
     int waiting;                /* chosen ones that wait for their turn */
     bool drafting_off;          /* since the first mismatch, until the end of the engine */
+};
+
+/* Why a request that decoded verified no draft in a step. */
+enum fst_spec_skip {
+    FST_SPEC_SKIP_COST,       /* it would not have paid, by what it costs and brings */
+    FST_SPEC_SKIP_CONFIDENCE, /* it drafted, and nothing of that was worth verifying */
+    FST_SPEC_SKIP_MEASURE,    /* to know what a step without drafts costs */
+    FST_SPEC_SKIP_WINDOW,     /* the drafter has not seen the last 128 tokens */
+    FST_SPEC_SKIP_PAGES,      /* no page for drafts */
+    FST_SPEC_SKIP_CONTEXT,    /* the context or the answer ends here */
+    FST_SPEC_SKIP_REQUEST,    /* it asked for none (no_drafting) */
+    FST_SPEC_SKIP_AUDIT,      /* an audit has switched drafting off */
+    FST_SPEC_SKIPS
+};
+
+/* Temperatures: 0; below 0.45; up to 0.8; up to 1.2; beyond. */
+enum fst_spec_band {
+    FST_SPEC_GREEDY,
+    FST_SPEC_COOL,
+    FST_SPEC_MILD,
+    FST_SPEC_WARM,
+    FST_SPEC_HOT,
+    FST_SPEC_BANDS
+};
+struct fst_spec_band_stats {
+    uint64_t verify_steps, drafted, accepted; /* as of fst_spec_stats */
 };
 
 enum { FST_TIERS_MAX = 2 };
@@ -166,6 +216,12 @@ struct fst_engine_stats {
     struct fst_spec_stats spec;
     struct fst_audit_stats audit;
     uint64_t records; /* files written by the recorder */
+    struct fst_spec_band_stats spec_band[FST_SPEC_BANDS];
+    uint64_t spec_skipped[FST_SPEC_SKIPS]; /* (request, step) pairs without a verified draft */
+    uint64_t spec_drafted;                 /* draft tokens proposed, verified or not */
+    uint64_t spec_trimmed; /* accepted drafts beyond what was planned for (verify_mode cap) */
+    double spec_window_accept_length; /* of the last 60 s; 0 without rounds */
+    uint64_t held_rows, resumed_rows; /* captured rows kept aside, and of these injected later */
     /* Sums of time: draft_ns is drafting and injection; a step with prefill rows counts as prefill,
      * else one with a verify block as verify, else as decode, each without draft_ns; step_ns is
      * everything.  And how many steps of each kind (draft: batches) there were. */

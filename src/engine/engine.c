@@ -43,15 +43,13 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
                         c->has_dspark ? "dspark" : "none", algorithms, FST_COUNT(algorithms),
                         &algorithm));
     FST_TRY(engine_word("--verify-mode", o->verify_mode, "auto", modes, FST_COUNT(modes), &mode));
-    if (mode >= 2)
-        return fst_error(FST_EUNSUPPORTED, "--verify-mode %s is not built; known: auto, static",
-                         modes[mode]);
     FST_TRY(
         model_plan_drafting(c, algorithms[algorithm], o->spec_block_size, &e->drafting, &e->gamma));
     if (c->has_mtp && !o->spec_algorithm)
         log_info("drafting", "algorithm=none why=mtp_drafting_is_not_built");
     e->info.spec_algorithm = algorithms[algorithm];
     e->info.verify_mode = modes[mode];
+    e->dr.mode = (enum draft_mode)mode;
     return FST_OK;
 }
 
@@ -119,6 +117,7 @@ static enum fst_status size_memory(fst_engine *e, const struct fst_engine_opts *
     X(span_first, n_req + 1)                                                                       \
     X(logit_row, n_rows)                                                                           \
     X(inject_row, n_rows)                                                                          \
+    X(hold_row, n_rows)                                                                            \
     X(span_logit, n_req)                                                                           \
     X(span_before, n_req)                                                                          \
     X(outcome, n_req)                                                                              \
@@ -127,6 +126,7 @@ static enum fst_status size_memory(fst_engine *e, const struct fst_engine_opts *
     X(draft_slot, n_req)                                                                           \
     X(draft_anchor, n_req)                                                                         \
     X(draft_ids, n_req *KERN_GAMMA_MAX)                                                            \
+    X(draft_conf, n_req *KERN_GAMMA_MAX)                                                           \
     X(draft_committed, n_req)                                                                      \
     X(draft_draw, n_req)                                                                           \
     X(draft_out_pos, n_req)
@@ -156,9 +156,7 @@ static enum fst_status step_arrays(fst_engine *e)
                                     .anchor = e->draft_anchor,
                                     .draw = e->draft_draw,
                                     .out_pos = e->draft_out_pos,
-                                    .ids = e->draft_ids,
-                                    /* static verification uses no confidence: not computed */
-                                    .conf = NULL};
+                                    .ids = e->draft_ids};
     e->info.workspace_bytes += bytes;
     return FST_OK;
 }
@@ -279,8 +277,10 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     FST_TRY(pick_drafting(e, o, c));
     FST_TRY(debug_open(&e->debug, o, e->gamma, c->vocab_size, e->device != NULL));
     FST_TRY(reject_open(e, o));
-    if (e->debug.acc_len > 0)
+    if (e->debug.acc_len > 0) {
         e->info.verify_mode = "static"; /* so many drafts must have been verified */
+        e->dr.mode = DRAFT_STATIC;
+    }
     FST_TRY(pool_new(&e->pool, o->threads));
     if (e->device)
         FST_TRY(weights_upload(
@@ -311,6 +311,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     FST_TRY(recorder_open(&e->recorder, o, e->limits.max_logits, e->max_running));
     FST_TRY(audit_open(&e->audit, o, e->debug.acc_len > 0));
     FST_TRY(keep_masked_ids(e, o));
+    FST_TRY(draft_open(e, o));
     e->info.workspace_bytes += scratch + plan.work_bytes;
     fill_info(e);
     FST_TRY(reject_arrays(e));
@@ -398,6 +399,7 @@ void fst_engine_close(fst_engine *e)
     }
     audit_close(e);
     recorder_close(&e->recorder);
+    draft_close(e);
     sample_release(&e->sampler);
     model_free(e->model);
     prefix_close(e);

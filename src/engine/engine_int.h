@@ -15,6 +15,7 @@
 #include "engine/debug.h"
 #include "engine/recorder.h"
 #include "engine/reject.h"
+#include "engine/draft.h"
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
 #include "kv/kv.h"
@@ -95,6 +96,15 @@ struct fst_request {
     struct audit_row
         *audit; /* (n_audit) of the tokens that the audit compares; 0 of them: not chosen */
     int64_t n_audit;
+    /* drafting (draft.h) */
+    int n_cap;    /* how many of n_draft may be accepted */
+    bool drafted; /* in this step */
+    uint8_t skip; /* enum fst_spec_skip, where n_draft is 0 */
+    int64_t
+        n_injected; /* positions whose rows are in the drafter's window; from there on they are held */
+    int64_t window_from; /* the window has none of the positions before; 0: all of them */
+    struct spec_track track;
+    float confidence[FST_SPEC_MAX]; /* logits of this step's drafts */
 
     pthread_mutex_t pub_lock;
     pthread_cond_t changed;
@@ -166,14 +176,19 @@ struct fst_engine {
     fst_request **span_request; /* request of each span */
     int32_t *slot_request;      /* (n_slots + 1) index into running */
     int32_t *row_slot, *row_pos, *row_id, *row_span, *span_first; /* (max_rows), (spans + 1) */
-    int32_t *logit_row, *inject_row;
+    int32_t *logit_row, *inject_row, *hold_row;
+    int n_inject, n_hold;           /* of the step */
     int *span_logit;                /* first logits row of each span */
     int64_t *span_before;           /* its request's n_committed before the step */
     struct engine_outcome *outcome; /* of each span */
     struct sample_row *sample;      /* (max_logits) */
     struct sample_top *tops;        /* (max_logits, FST_TOP_LOGPROBS_MAX) */
     struct draft_batch draft;
+    struct drafter dr;
+    void (*on_spec_round)(void *ud, const struct fst_spec_round *round);
+    void *on_spec_round_ud;
     int32_t *draft_slot, *draft_anchor, *draft_ids;
+    float *draft_conf;
     int64_t *draft_committed;
     struct draw_params *draft_draw;
     uint32_t *draft_out_pos;
@@ -209,6 +224,24 @@ void request_publish(fst_request *r);
 void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
                     enum fst_status status, const char *error);
 void request_unref(fst_request *r);
+
+/* Has drawn a token, and only the anchor is open. */
+static inline bool request_decoding(const fst_request *r)
+{
+    return r->n_known > r->n_prompt && r->n_known - r->n_committed == 1;
+}
+
+/* prefix.c: of the program: another build may round, or cost, otherwise. */
+uint64_t engine_build_digest(void);
+
+/* verify.c: what a step's rows have given. */
+enum fst_status verify_step(fst_engine *e, const struct step *step, const struct rows *rows,
+                            float *logits, struct engine_outcome *outcome);
+/* Does it need the logits of its prompt's rows? */
+static inline bool request_scores_rows(const fst_request *r)
+{
+    return r->scores_prompt && r->n_committed < r->n_prompt;
+}
 
 /* engine.c: the option's number among the words; FST_EINVAL lists them. */
 enum fst_status engine_word(const char *flag, const char *given, const char *fallback,

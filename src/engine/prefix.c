@@ -23,6 +23,7 @@ enum {
     PREFIX_STRIDE = 4096,
     PREFIX_SNAPSHOTS = 128,
     PREFIX_PREAMBLE = 64, /* fewer are computed sooner than they are worth their bytes */
+    NOTE_NO_DRAFTER = 1,  /* of a snapshot: without the drafter's window */
     PREFIX_LOADS = 16     /* a load that found less than it was for is followed by one of less */
 };
 
@@ -69,9 +70,7 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
     return FST_OK;
 }
 
-/* What the bytes of pages and snapshots depend on. */
-/* Of the program: another build may round otherwise. */
-static uint64_t build_digest(void)
+uint64_t engine_build_digest(void)
 {
     struct file_map m = {0};
     uint64_t h = 0;
@@ -82,12 +81,13 @@ static uint64_t build_digest(void)
     return h;
 }
 
+/* What the bytes of pages and snapshots depend on. */
 static void name_numerics(const fst_engine *e, char *out, size_t size)
 {
     snprintf(out, size,
              "kv1 rows=%s keys=%s precision=%s kernels=%s layers=%d window=%d build=%016llx",
              e->info.kv_layout, e->info.index_keys, e->info.precision, e->kernels.name,
-             e->kv.spec.n_layers, e->window, (unsigned long long)build_digest());
+             e->kv.spec.n_layers, e->window, (unsigned long long)engine_build_digest());
 }
 
 /* Tensors, and what config.json says about them. */
@@ -331,6 +331,7 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
     struct tree_hit hit = {0};
 
     r->n_committed = r->n_kept = r->n_fork = 0;
+    draft_begin(r, 0, true);
     /* Every row of a prompt that is scored has to be computed. */
     bool known = e->prefix && !e->flushing && !r->scores_prompt;
     if (known)
@@ -350,6 +351,7 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
         return kv_reserve(&e->kv, slot, r->n_known);
     FST_TRY(tree_restore(&e->tree, slot, &hit, r->n_known, &r->hold));
     r->n_committed = r->n_kept = hit.n_restore;
+    draft_begin(r, hit.n_restore, e->tree.snapshot[hit.snapshot].note != NOTE_NO_DRAFTER);
     if (r->counted_prompt)
         e->stats.resumed_tokens += (uint64_t)hit.n_restore;
     else {
@@ -387,10 +389,14 @@ static void keep_at(fst_engine *e, fst_request *r, int64_t n)
 
     if (n <= r->n_kept || n > r->n_committed || r->n_written - n > kv_snapshot_slack(&e->kv))
         return;
+    bool drafter = draft_settle(e, r);
     enum fst_status rc = tree_take(&e->tree, r->slot, &salt, r->ids, n, r->n_written, &r->hold);
-    if (rc == FST_OK)
+    if (rc == FST_OK) {
         r->n_kept = n;
-    else if (rc != FST_EBUDGET) /* no room is no fault: somebody else will compute it again */
+        if (e->drafting)
+            tree_note(&e->tree, &salt, r->ids, n, drafter ? 0 : NOTE_NO_DRAFTER);
+    }
+    if (rc < 0 && rc != FST_EBUDGET) /* no room is no fault: somebody else will compute it again */
         log_warn("prefix", "a snapshot at %lld was not kept: %s", (long long)n, fst_error_text());
 }
 

@@ -223,6 +223,7 @@ static void read_step(struct line *l, json_val *v)
     json_val *spans = json_get(v, "spans");
 
     s->number = get_int(l, v, "step", 0, INT64_MAX);
+    s->block = get_int(l, v, "block", 0, l->r->gamma);
     if (json_type_of(spans) != JSON_ARRAY)
         fault(l, "spans", "an array");
     s->n_spans = json_count(spans);

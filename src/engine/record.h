@@ -33,7 +33,7 @@ struct record_span {
 };
 
 struct record_step {
-    int64_t number;
+    int64_t number, block;
     struct record_span *span;
     size_t n_spans;
 };

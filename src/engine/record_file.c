@@ -156,8 +156,8 @@ static void put_steps(struct out *o, const struct recorder *k)
 {
     for (uint64_t n = k->first_step; n < k->n_steps; n++) {
         const struct recorder_step *s = &k->step[n % RECORDER_STEPS];
-        buf_printf(&o->b, "{\"step\":%llu,\"wall_ns\":%lld,\"spans\":[",
-                   (unsigned long long)s->number, (long long)s->wall_ns);
+        buf_printf(&o->b, "{\"step\":%llu,\"wall_ns\":%lld,\"block\":%d,\"spans\":[",
+                   (unsigned long long)s->number, (long long)s->wall_ns, s->block);
         for (int i = 0; i < s->n_spans; i++) {
             if (i)
                 buf_putc(&o->b, ',');

@@ -161,7 +161,7 @@ void recorder_begin(fst_engine *e)
 }
 
 /* A new step, if this is the first span of one. */
-static struct recorder_step *step_of(struct recorder *k, uint64_t number)
+static struct recorder_step *step_of(struct recorder *k, uint64_t number, int block)
 {
     struct recorder_step *s;
 
@@ -171,7 +171,8 @@ static struct recorder_step *step_of(struct recorder *k, uint64_t number)
     if (k->n_steps - k->first_step == RECORDER_STEPS)
         drop_step(k);
     s = &k->step[k->n_steps++ % RECORDER_STEPS];
-    *s = (struct recorder_step){.number = number, .wall_ns = clock_wall_ns(), .span = k->n_spans};
+    *s = (struct recorder_step){
+        .number = number, .wall_ns = clock_wall_ns(), .span = k->n_spans, .block = block};
     return s;
 }
 
@@ -184,7 +185,7 @@ void recorder_note(fst_engine *e, int s, const struct step_span *span, int sampl
 
     if (!k->on)
         return;
-    struct recorder_step *step = step_of(k, e->stats.steps);
+    struct recorder_step *step = step_of(k, e->stats.steps, e->dr.block);
     while (k->n_spans - first_span(k) >= k->max_spans ||
            k->n_rows + (uint64_t)n_logits - first_row(k) > k->max_rows) {
         FST_ASSERT(&k->step[k->first_step % RECORDER_STEPS] != step);

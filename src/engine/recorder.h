@@ -53,6 +53,7 @@ struct recorder_step {
     int64_t wall_ns;
     uint64_t span; /* number of its first span */
     int32_t n_spans;
+    int32_t block; /* drafts of each who drafted, verified or not */
 };
 
 struct recorder_held {

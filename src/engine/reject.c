@@ -53,7 +53,8 @@ int reject_accept(fst_engine *e, const fst_request *r, const float *logits, stru
     const float *lse = e->sampler.lse + (row - e->sample);
     int32_t bonus;
     struct spec_reject_args a = {.target = logits,
-                                 .draft = e->draft_logits + (int64_t)r->draft_at * e->gamma * vocab,
+                                 .draft = e->draft_logits +
+                                          (int64_t)r->draft_at * e->draft.gamma * vocab,
                                  .id = r->ids + r->n_known,
                                  .n_draft = n_draft,
                                  .vocab = vocab,

@@ -152,6 +152,8 @@ static enum fst_status redraft(struct replay *p, const struct record_step *s, in
     struct draft_batch *b = &e->draft;
 
     b->n = 0;
+    b->gamma = (int)s->block;
+    b->conf = NULL;
     for (int i = 0; i < n; i++) {
         const struct actor *a = &p->actor[p->span_actor[i]];
         const struct sample_params *sp = &a->r.sampling;
@@ -164,14 +166,14 @@ static enum fst_status redraft(struct replay *p, const struct record_step *s, in
             .temperature = sp->temperature, .choice = sp->choice, .seed = sp->seed};
         e->draft_out_pos[b->n++] = (uint32_t)(p->recorded[i]->pos + 1 - a->r.n_prompt);
     }
-    if (b->n == 0)
+    if (b->n == 0 || b->gamma == 0)
         return FST_OK;
     FST_TRY(model_draft(e->model, &e->kv, b));
     for (int i = 0, k = 0; i < n; i++) {
         const struct record_span *x = p->recorded[i];
         if (!x->verify)
             continue;
-        for (int64_t j = 1; j < x->n_rows; j++) {
+        for (int64_t j = 1; j < FST_MIN(x->n_rows, s->block + 1); j++) {
             int32_t now = e->draft_ids[(int64_t)k * b->gamma + j - 1];
             p->out->drafts++;
             if (now != x->ids[j])

@@ -3,15 +3,14 @@
  * One turn of the loop is one step of the model.  Nothing here allocates.  The order within a turn:
  *   intake   new and cancelled requests, deadlines; what tiers have brought or copied
  *   admit    slots and pages for waiting requests, first come first served
+ *   decide   who shall draft (draft.c)
  *   room     pages for this step's rows; when they run out the youngest request gives its place
  *            back and waits at the front (its tokens are kept and computed again: same result)
- *   draft    one block for every request that decodes
+ *   draft    blocks, and how much of them is verified (draft.c)
  *   plan     spans of the step (sched)
  *   forward  the model
- *   accept   draws, stops, commit, injection
+ *   verify   draws, stops, commit, injection (verify.c)
  *   deliver  publish to the readers */
-#include <math.h>
-
 #include "engine/engine_int.h"
 
 static void count_end(fst_engine *e, enum fst_finish finish)
@@ -132,6 +131,7 @@ static bool intake(fst_engine *e)
         if (!audit_idle(e))
             sleep_until_called(e);
         e->paused = true;
+        e->dr.turn_ns = 0;
     }
     d->kick = false;
     first = d->first;
@@ -301,20 +301,12 @@ static void retract_last(fst_engine *e)
     back_to_line(e, r);
 }
 
-static bool decoding(const fst_request *r)
-{
-    return r->n_known > r->n_prompt && r->n_known - r->n_committed == 1;
-}
-
 static void make_room(fst_engine *e)
 {
     e->n_sitting = 0;
     for (int i = 0; i < e->n_running; i++) {
         fst_request *r = e->running[i];
-        r->n_draft = 0;
         r->sits = false;
-        if (e->drafting && !r->o.no_drafting && !e->audit.stats.drafting_off && decoding(r))
-            r->n_draft = spec_room(e->gamma, r->n_committed, e->context_length);
         /* Drafts are a luxury, the anchor is not: nobody loses his place for a draft.  The oldest
          * request always fits, but for what tiers have locked, so one that goes itself had others before
          * it; what is locked comes back soon, and is waited for rather than a place lost. */
@@ -323,6 +315,7 @@ static void make_room(fst_engine *e)
             e->short_of_pages = true;
             if (r->n_draft > 0) {
                 r->n_draft = 0;
+                r->skip = FST_SPEC_SKIP_PAGES;
                 continue;
             }
             if (last && prefix_busy(e)) {
@@ -338,51 +331,7 @@ static void make_room(fst_engine *e)
     }
 }
 
-/* ------------------------------------------------------------------ draft */
-
-static enum fst_status draft(fst_engine *e)
-{
-    struct draft_batch *b = &e->draft;
-    int64_t t = engine_now_ns();
-
-    b->n = 0;
-    for (int i = 0; i < e->n_running; i++) {
-        fst_request *r = e->running[i];
-        if (!r->n_draft)
-            continue;
-        e->draft_slot[b->n] = r->slot;
-        e->draft_committed[b->n] = r->n_committed;
-        e->draft_anchor[b->n] = r->ids[r->n_known - 1];
-        e->draft_draw[b->n] = (struct draw_params){.temperature = r->sampling.temperature,
-                                                   .choice = r->sampling.choice,
-                                                   .seed = r->sampling.seed};
-        e->draft_out_pos[b->n] = (uint32_t)(r->n_known - r->n_prompt);
-        b->n++;
-    }
-    if (b->n == 0)
-        return FST_OK;
-    FST_TRY(model_draft(e->model, &e->kv, b));
-    for (int i = 0, k = 0; i < e->n_running; i++) {
-        fst_request *r = e->running[i];
-        if (!r->n_draft)
-            continue;
-        r->draft_at = k;
-        memcpy(r->ids + r->n_known, e->draft_ids + (int64_t)k++ * b->gamma,
-               (size_t)r->n_draft * sizeof *r->ids);
-        debug_draft(e, r);
-    }
-    e->stats.draft_rounds += (uint64_t)b->n;
-    e->stats.draft_steps++;
-    e->step_draft_ns += engine_now_ns() - t;
-    return FST_OK;
-}
-
 /* ------------------------------------------------------------------ plan and forward */
-
-static bool wants_prompt_rows(const fst_request *r)
-{
-    return r->scores_prompt && r->n_committed < r->n_prompt;
-}
 
 static void plan(fst_engine *e, struct step *step)
 {
@@ -397,9 +346,9 @@ static void plan(fst_engine *e, struct step *step)
                                             .n_committed = r->n_committed,
                                             .n_draft = r->n_draft,
                                             .n_stop = prefix_stop(e, r),
-                                            .decoding = decoding(r),
+                                            .decoding = request_decoding(r),
                                             .wants_logits = r->max_new > 0,
-                                            .wants_all_logits = wants_prompt_rows(r)};
+                                            .wants_all_logits = request_scores_rows(r)};
         e->slot_request[r->slot] = i;
     }
     sched_plan(&e->limits, e->items, n, e->spans, step);
@@ -442,195 +391,6 @@ static int resolve(fst_engine *e, const struct step *step, struct rows *rows)
     return n_logits;
 }
 
-/* ------------------------------------------------------------------ accept */
-
-/* Prompt rows of one span: call-back with the raw logits, then log-probabilities of the next prompt
- * token.  *go_on: false when the call-back wants no more. */
-static enum fst_status score_prompt(fst_engine *e, fst_request *r, const struct step_span *span,
-                                    float *logits, bool *go_on)
-{
-    int vocab = e->info.vocab_size;
-
-    *go_on = true;
-    for (int i = 0; i < span->n_rows && *go_on; i++) {
-        float *l = logits + (int64_t)i * vocab, *seen;
-        int64_t pos = r->n_committed + i;
-        if (pos >= r->n_prompt)
-            break;
-        if (pos < r->n_scored)
-            continue;
-        r->n_scored = pos + 1;
-        enum fst_status rc = FST_OK;
-        pthread_mutex_lock(&r->pub_lock);
-        if (r->o.on_prompt_logits && (rc = sample_host_row(&e->sampler, l, &seen)) == FST_OK)
-            *go_on = r->o.on_prompt_logits(r->o.on_prompt_logits_ud, pos, seen, vocab);
-        pthread_mutex_unlock(&r->pub_lock);
-        FST_TRY(rc);
-        if (r->prompt_logprobs && pos + 1 < r->n_prompt && pos + 1 >= r->o.prompt_logprobs_from)
-            FST_TRY(sample_score(&e->sampler, l, r->ids[pos + 1], &r->prompt_logprobs[pos + 1],
-                                 r->o.prompt_top_logprobs,
-                                 r->prompt_top + (pos + 1) * r->o.prompt_top_logprobs));
-    }
-    return FST_OK;
-}
-
-void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos)
-{
-    bool ban = (int64_t)out_pos < r->o.min_new_tokens;
-
-    e->sample[index] = (struct sample_row){.params = &r->sampling,
-                                           .out_pos = out_pos,
-                                           .banned = ban ? r->end_ids : NULL,
-                                           .n_banned = ban ? r->n_end_ids : 0,
-                                           .n_top = r->o.top_logprobs,
-                                           .top = e->tops + (int64_t)index * FST_TOP_LOGPROBS_MAX};
-}
-
-static bool is_stop_id(const fst_request *r, int32_t id)
-{
-    for (int i = 1; i < r->n_end_ids; i++) /* 0 is eos, which ignore_eos may have switched off */
-        if (r->end_ids[i] == id)
-            return true;
-    return id == r->eos_id;
-}
-
-/* Append the drawn tokens of rows first .. first+n-1 (of e->sample), one at a time, until a stop. */
-static struct engine_outcome append(fst_engine *e, fst_request *r, int first, int n)
-{
-    for (int i = 0; i < n; i++) {
-        const struct sample_row *s = &e->sample[first + i];
-        int64_t at = r->n_known - r->n_prompt;
-
-        if (s->id < 0)
-            return (struct engine_outcome){FST_FINISH_ERROR, -1, FST_ENUMERIC,
-                                           "the model's output holds a value that is not a number"};
-        r->ids[r->n_known++] = s->id;
-        audit_keep(e, r, at, first + i);
-        if (r->logprobs)
-            r->logprobs[at] = s->logprob;
-        if (r->top)
-            memcpy(r->top + at * r->o.top_logprobs, s->top,
-                   (size_t)r->o.top_logprobs * sizeof *r->top);
-        e->stats.generation_tokens++;
-        e->window_tokens++;
-        r->last_ns = engine_now_ns();
-        if (!r->first_ns)
-            r->first_ns = r->last_ns;
-        if (is_stop_id(r, s->id))
-            return (struct engine_outcome){FST_FINISH_STOP, s->id, FST_OK, ""};
-        if (at + 1 == r->max_new)
-            return (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
-    }
-    return (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
-}
-
-/* Name the span's committed rows for injection: the drafter only ever looks `window` back, and a snapshot may
- * stand one position before the last. */
-static int name_rows(const fst_engine *e, int span_first, int n_rows, int n)
-{
-    for (int i = FST_MAX(0, n_rows - e->window - e->prefix); i < n_rows; i++)
-        e->inject_row[n++] = span_first + i;
-    return n;
-}
-
-static enum fst_status accept(fst_engine *e, const struct step *step, const struct rows *rows,
-                              float *logits, struct engine_outcome *outcome)
-{
-    int vocab = e->info.vocab_size, n_batch = 0, n_inject = 0;
-
-    /* Decode and verify spans come first in a step, so their logits rows are one block. */
-    for (int s = 0; s < step->n_spans && step->span[s].kind != STEP_PREFILL; s++) {
-        const fst_request *r = e->span_request[s];
-        FST_ASSERT(e->span_logit[s] == n_batch);
-        for (int i = 0; i < step->span[s].n_rows; i++)
-            step_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
-        debug_logits(e, logits + (int64_t)n_batch * vocab, r->n_known - r->n_prompt,
-                     step->span[s].n_rows);
-        FST_TRY(recorder_look(e, logits + (int64_t)n_batch * vocab, n_batch, step->span[s].n_rows,
-                              r->n_known - r->n_prompt));
-        n_batch += step->span[s].n_rows;
-    }
-    if (n_batch > 0)
-        FST_TRY(sample_rows(&e->sampler, logits, e->sample, n_batch));
-
-    for (int s = 0; s < step->n_spans; s++) {
-        const struct step_span *span = &step->span[s];
-        fst_request *r = e->span_request[s];
-        int first = e->span_logit[s], n_commit = span->n_rows, n_emit = 0;
-
-        outcome[s] = (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
-        r->n_written = FST_MAX(r->n_written, r->n_committed + span->n_rows);
-        if (span->kind == STEP_PREFILL) {
-            bool ends = r->n_committed + span->n_rows == r->n_known;
-            if (!r->counted_prompt) {
-                r->counted_prompt = true;
-                e->stats.prompt_tokens += (uint64_t)r->n_prompt;
-            }
-            e->stats.prefill_rows += (uint64_t)span->n_rows;
-            bool go_on = true;
-            if (wants_prompt_rows(r))
-                FST_TRY(score_prompt(e, r, span, logits + (int64_t)first * vocab, &go_on));
-            if (!go_on) {
-                outcome[s] = (struct engine_outcome){FST_FINISH_ABORT, -1, FST_ECANCELED, ""};
-                continue;
-            }
-            if (ends && r->max_new == 0) {
-                outcome[s] = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
-            } else if (ends) {
-                int at = span->logits == STEP_LOGITS_ALL ? first + span->n_rows - 1 : first;
-                step_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
-                FST_TRY(
-                    recorder_look(e, logits + (int64_t)at * vocab, 0, 1, r->n_known - r->n_prompt));
-                FST_TRY(sample_rows(&e->sampler, logits + (int64_t)at * vocab, e->sample, 1));
-                first = 0;
-                n_emit = 1;
-            }
-        } else {
-            int32_t draws[KERN_GAMMA_MAX + 1];
-            int k;
-            for (int i = 0; i < span->n_rows; i++)
-                draws[i] = e->sample[first + i].id;
-            if (reject_applies(e, r))
-                k = reject_accept(e, r, logits + (int64_t)first * vocab, e->sample + first,
-                                  span->n_rows - 1);
-            else
-                k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
-            k = debug_accept(e, r, e->sample + first, span->n_rows - 1, k);
-            spec_count(&r->spec, span->n_rows - 1, k);
-            spec_count(&e->stats.spec, span->n_rows - 1, k);
-            n_emit = n_commit = k + 1;
-            if (span->kind == STEP_VERIFY)
-                e->stats.verify_rows += (uint64_t)span->n_rows;
-            else
-                e->stats.decode_rows++;
-        }
-        if (n_emit > 0)
-            outcome[s] = append(e, r, first, n_emit);
-        recorder_note(e, s, span, first, span->kind == STEP_PREFILL ? n_emit : span->n_rows,
-                      n_commit, n_emit, outcome[s].finish);
-        r->n_committed += n_commit;
-        /* Who is kept for others is kept whole, whether he ends or drafts himself. */
-        bool keeps = e->prefix && outcome[s].finish != FST_FINISH_ERROR;
-        bool goes_on = outcome[s].finish == FST_FINISH_NONE;
-        if (goes_on || keeps)
-            kv_commit(&e->kv, r->slot, r->n_committed);
-        debug_commit(e, r, e->span_before[s]);
-        if (e->drafting && (keeps || (goes_on && !r->o.no_drafting)))
-            n_inject = name_rows(e, e->span_first[s], n_commit, n_inject);
-    }
-    e->injecting = n_inject > 0;
-    if (n_inject > 0) {
-        int64_t t = engine_now_ns();
-        FST_TRY(model_inject(e->model, &e->kv, rows, e->inject_row, n_inject));
-        e->step_draft_ns += engine_now_ns() - t;
-    }
-    for (int s = 0; s < step->n_spans; s++)
-        if (outcome[s].finish != FST_FINISH_ERROR)
-            prefix_keep(e, e->span_request[s], e->span_before[s],
-                        outcome[s].finish != FST_FINISH_NONE);
-    return FST_OK;
-}
-
 /* ------------------------------------------------------------------ deliver */
 
 static void copy_stats(fst_engine *e)
@@ -640,7 +400,7 @@ static void copy_stats(fst_engine *e)
     pthread_mutex_lock(&d->lock);
     if (d->reset_spec) {
         d->reset_spec = false;
-        e->stats.spec = (struct fst_spec_stats){0};
+        draft_reset_stats(e);
     }
     prefix_stats(e);
     e->stats.audit = e->audit.stats;
@@ -655,14 +415,16 @@ static void count_step(fst_engine *e, int64_t start_ns, const struct step *step)
 {
     int64_t now = engine_now_ns();
     uint64_t took = (uint64_t)(now - start_ns);
-    bool prefill = false, verify = false, decode = false;
+    bool prefill = false, verify = false, decode = false, ended = false;
     struct model_graphs graphs = model_graphs_of(e->model);
 
     for (int s = 0; s < step->n_spans; s++) {
         prefill |= step->span[s].kind == STEP_PREFILL;
         verify |= step->span[s].kind == STEP_VERIFY;
         decode |= step->span[s].kind != STEP_PREFILL;
+        ended |= e->outcome[s].finish != FST_FINISH_NONE;
     }
+    draft_learn(e, step, now, ended);
     e->stats.steps++;
     e->stats.graphs = graphs.held;
     e->stats.graph_launches = graphs.replayed;
@@ -764,19 +526,20 @@ static void one_step(fst_engine *e)
     e->step_draft_ns = 0;
     debug_step(e);
     recorder_begin(e);
+    draft_decide(e);
     make_room(e);
     if (e->n_running == e->n_sitting) {
         copy_stats(e);
         return;
     }
-    if ((rc = draft(e)) < 0)
+    if ((rc = draft_run(e)) < 0)
         goto fault;
     plan(e, &step);
     n_logits = resolve(e, &step, &rows);
     if ((rc = model_forward(e->model, &e->kv, &rows, e->logit_row, n_logits, &logits)) < 0)
         goto fault;
     publish_running(e);
-    if ((rc = accept(e, &step, &rows, logits, e->outcome)) < 0)
+    if ((rc = verify_step(e, &step, &rows, logits, e->outcome)) < 0)
         goto fault;
     count_gap(e);
     count_step(e, start, &step);

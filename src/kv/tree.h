@@ -80,6 +80,7 @@ struct tree_snapshot {
     int32_t chunk, n_chunks; /* first of its chain */
     int64_t bytes;
     bool expected; /* its bytes are still to come: it hangs nowhere */
+    uint32_t note; /* the caller's (tree_note); 0 at first, also when it comes back from a tier */
     struct tree_salt salt;
 };
 
@@ -190,6 +191,10 @@ enum fst_status tree_snapshot_runs(const struct tree *t, int32_t snapshot, kv_ru
 
 /* Let go; the hold is empty then. */
 void tree_unlock(struct tree *t, struct tree_hold *hold);
+
+/* Leave a note at the snapshot at exactly n ids, if there is one; a hit's snapshot has it. */
+void tree_note(struct tree *t, const struct tree_salt *salt, const int32_t *ids, int64_t n,
+               uint32_t note);
 
 /* Forget the snapshot at exactly n ids.  False: there is none, or it is locked. */
 bool tree_drop(struct tree *t, const struct tree_salt *salt, const int32_t *ids, int64_t n);

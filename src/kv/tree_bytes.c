@@ -359,6 +359,14 @@ enum fst_status tree_snapshot_runs(const struct tree *t, int32_t snapshot, kv_ru
     return FST_OK;
 }
 
+void tree_note(struct tree *t, const struct tree_salt *salt, const int32_t *ids, int64_t n,
+               uint32_t note)
+{
+    int32_t i = exactly(t, salt, ids, n);
+    if (i)
+        t->snapshot[i].note = note;
+}
+
 bool tree_drop(struct tree *t, const struct tree_salt *salt, const int32_t *ids, int64_t n)
 {
     int32_t i = exactly(t, salt, ids, n);

@@ -69,6 +69,22 @@ enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows 
 enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *rows,
                              const int32_t *row, int n);
 
+/* Keep the captured rows named by `row` (as for model_inject) instead of injecting them, each in its slot's
+ * own ring of model_held_rows: who does not draft pays a copy, and what is behind the drafter's window
+ * is never computed.  Enqueues. */
+enum fst_status model_hold(struct model *m, const struct rows *rows, const int32_t *row, int n);
+int model_held_rows(const struct model *m);
+
+/* Store the held rows of positions from .. to-1 of each slot in the stages' windows, as model_inject would
+ * have: the same bits.  to - from <= model_held_rows, and all of them were held by the slot's tenant.
+ * Enqueues, or waits, as many rows as a step may have at a time. */
+struct model_held {
+    int32_t slot;
+    int64_t from, to;
+};
+enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct model_held *held,
+                                  int n);
+
 /* Draft gamma tokens for n requests.  slot[i], n_committed[i] (= position of the anchor),
  * anchor[i]; draw and out_pos as in draft_chain.  ids: (n, gamma); conf: (n, gamma) logits of the
  * confidence head or NULL; logits: (n, gamma, vocab) that ids were drawn from, on the host alone, or NULL.  Stage windows must hold positions max(0, n-window)..n-1. */

@@ -173,6 +173,43 @@ static void put_audit(const struct fst_engine_stats *st, struct buf *b)
                a->drafting_off ? "true" : "false", (unsigned long long)st->records);
 }
 
+/* Behind "avg_spec_accept_length". */
+static void put_spec(const struct fst_engine_stats *st, int gamma, struct buf *b)
+{
+    buf_puts(b, ",\"avg_spec_accept_length_window\":");
+    if (st->spec_window_accept_length > 0)
+        json_put_double(b, st->spec_window_accept_length);
+    else
+        buf_puts(b, "null");
+    buf_printf(b,
+               ",\"spec_verify_steps\":%llu,\"spec_drafted\":%llu,\"spec_accepted\":%llu,"
+               "\"spec_accepted_by_position\":[",
+               (unsigned long long)st->spec.verify_steps, (unsigned long long)st->spec.drafted,
+               (unsigned long long)st->spec.accepted);
+    for (int k = 0; k < gamma && k < FST_SPEC_MAX; k++)
+        buf_printf(b, "%s%llu", k ? "," : "", (unsigned long long)st->spec.accepted_by_position[k]);
+    buf_printf(b, "],\"spec_draft_share\":%.6f,\"spec_trimmed\":%llu,\"spec_skipped\":{",
+               st->step_ns ? (double)st->draft_ns / (double)st->step_ns : 0.0,
+               (unsigned long long)st->spec_trimmed);
+    for (int i = 0; i < FST_SPEC_SKIPS; i++)
+        buf_printf(b, "%s\"%s\":%llu", i ? "," : "", metrics_spec_skip[i],
+                   (unsigned long long)st->spec_skipped[i]);
+    buf_puts(b, "},\"spec_by_temperature\":{");
+    for (int i = 0; i < FST_SPEC_BANDS; i++) {
+        const struct fst_spec_band_stats *x = &st->spec_band[i];
+        double rounds = (double)x->verify_steps;
+        buf_printf(b,
+                   "%s\"%s\":{\"spec_verify_steps\":%llu,\"avg_spec_accept_length\":", i ? "," : "",
+                   metrics_spec_band[i], (unsigned long long)x->verify_steps);
+        if (x->verify_steps)
+            json_put_double(b, ((double)x->accepted + rounds) / rounds);
+        else
+            buf_puts(b, "null");
+        buf_putc(b, '}');
+    }
+    buf_puts(b, "},");
+}
+
 void api_server_info(struct server *s, struct exch *x)
 {
     struct buf b = {0};
@@ -200,6 +237,7 @@ void api_server_info(struct server *s, struct exch *x)
     put_str(&b, "verify_mode", in->verify_mode);
     put_str(&b, "speculative_accept", in->spec_accept);
     put_str(&b, "debug_hooks", in->debug_hooks);
+    put_str(&b, "speculative_dspark_confidence_sts_path", in->sts_path);
     put_str(&b, "speculative_algorithm", spec ? upper(name, in->spec_algorithm) : NULL);
     buf_printf(&b,
                "\"speculative_num_draft_tokens\":%d,\"tp_size\":1,\"dp_size\":1,\"page_size\":256,"
@@ -227,16 +265,10 @@ void api_server_info(struct server *s, struct exch *x)
         json_put_double(&b, st.spec.accept_length);
     else
         buf_puts(&b, "null");
-    buf_printf(&b,
-               ",\"spec_verify_steps\":%llu,\"spec_drafted\":%llu,\"spec_accepted\":%llu,"
-               "\"spec_accepted_by_position\":[",
-               (unsigned long long)st.spec.verify_steps, (unsigned long long)st.spec.drafted,
-               (unsigned long long)st.spec.accepted);
-    for (int k = 0; k < in->gamma && k < FST_SPEC_MAX; k++)
-        buf_printf(&b, "%s%llu", k ? "," : "", (unsigned long long)st.spec.accepted_by_position[k]);
+    put_spec(&st, in->gamma, &b);
     double gib = 1.0 / (1024.0 * 1024.0 * 1024.0);
     buf_printf(&b,
-               "],\"effective_max_running_requests_per_dp\":%d,\"memory_usage\":{\"weight\":%.4f,"
+               "\"effective_max_running_requests_per_dp\":%d,\"memory_usage\":{\"weight\":%.4f,"
                "\"kvcache\":%.4f,\"token_capacity\":%lld,\"graph\":0},\"num_running\":%d,"
                "\"num_waiting\":%d,\"slots_used\":%d,\"slots_total\":%d,\"kv_tokens_used\":%lld,"
                "\"kv_tokens_total\":%lld,\"steps\":%llu,\"prompt_tokens\":%llu,"

@@ -186,6 +186,74 @@ static void put_audit(struct page *p, const struct fst_engine_stats *st)
             (double)st->records);
 }
 
+/* ------------------------------------------------------------------ speculation */
+
+const char *const metrics_spec_skip[FST_SPEC_SKIPS] = {"cost",  "confidence", "measure", "window",
+                                                       "pages", "context",    "request", "audit"};
+const char *const metrics_spec_band[FST_SPEC_BANDS] = {"0", "0-0.45", "0.45-0.8", "0.8-1.2",
+                                                       "1.2-"};
+
+static void labelled(struct page *p, const char *name, const char *label, const char *word,
+                     double x)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%s=\"%s\"", label, word);
+    value(p, name, text, x);
+}
+
+static void put_spec(struct page *p, const struct fst_engine_stats *st, int gamma)
+{
+    const struct fst_spec_stats *spec = &st->spec;
+    double rounds = (double)spec->verify_steps;
+
+    gauge(p, "spec_accept_length", "Tokens per verification, the bonus included.",
+          spec->accept_length);
+    gauge(p, "spec_accept_length_window", "The same, of the last 60 s; 0 without verifications.",
+          st->spec_window_accept_length);
+    gauge(p, "spec_accept_rate", "Accepted over verified draft tokens.",
+          spec->drafted ? (double)spec->accepted / (double)spec->drafted : 0);
+    gauge(p, "spec_verify_length", "Rows per verification, the anchor's included.",
+          rounds > 0 ? 1 + (double)spec->drafted / rounds : 0);
+    gauge(p, "spec_num_draft_tokens", "Draft tokens per round, at most.", gamma);
+    gauge(p, "spec_num_steps", "Draft passes per round.", gamma > 0);
+    gauge(p, "spec_draft_share", "Share of the steps' time that went to drafting and injection.",
+          st->step_ns ? (double)st->draft_ns / (double)st->step_ns : 0);
+    counter(p, "spec_verify_calls_total", "Verifications, one for each request and round.", rounds);
+    counter(p, "spec_drafted_tokens_total", "Draft tokens, verified or not.",
+            (double)st->spec_drafted);
+    counter(p, "spec_verified_tokens_total", "Verified draft tokens.", (double)spec->drafted);
+    counter(p, "spec_accepted_tokens_total", "Accepted draft tokens.", (double)spec->accepted);
+    counter(p, "spec_trimmed_tokens_total",
+            "Draft tokens that were right beyond the planned length (verify mode cap).",
+            (double)st->spec_trimmed);
+    head(p, "spec_accepted_by_position_total", "counter", "Rounds that accepted so many drafts.");
+    for (int k = 0; k < gamma && k < FST_SPEC_MAX; k++) {
+        char word[16];
+        snprintf(word, sizeof word, "%d", k + 1);
+        labelled(p, "spec_accepted_by_position_total", "position", word,
+                 (double)spec->accepted_by_position[k]);
+    }
+    head(p, "spec_skipped_total", "counter",
+         "Steps of requests that decoded without a verified draft.");
+    for (int i = 0; i < FST_SPEC_SKIPS; i++)
+        labelled(p, "spec_skipped_total", "reason", metrics_spec_skip[i],
+                 (double)st->spec_skipped[i]);
+    head(p, "spec_verify_calls_by_temperature_total", "counter",
+         "Verifications by the request's temperature.");
+    for (int i = 0; i < FST_SPEC_BANDS; i++)
+        labelled(p, "spec_verify_calls_by_temperature_total", "temperature", metrics_spec_band[i],
+                 (double)st->spec_band[i].verify_steps);
+    head(p, "spec_accepted_tokens_by_temperature_total", "counter",
+         "Accepted draft tokens by the request's temperature.");
+    for (int i = 0; i < FST_SPEC_BANDS; i++)
+        labelled(p, "spec_accepted_tokens_by_temperature_total", "temperature",
+                 metrics_spec_band[i], (double)st->spec_band[i].accepted);
+    counter(p, "spec_held_rows_total", "Rows kept aside for a drafter that is not asked.",
+            (double)st->held_rows);
+    counter(p, "spec_resumed_rows_total", "Of these, rows that went into its window later.",
+            (double)st->resumed_rows);
+}
+
 void metrics_write(const struct server *s, struct buf *out)
 {
     struct page p = {.b = out, .prefix = s->o.metrics_prefix};
@@ -210,17 +278,13 @@ void metrics_write(const struct server *s, struct buf *out)
           m->prompt_tokens ? (double)m->cached_tokens / (double)m->prompt_tokens : 0);
     gauge(&p, "utilization", "Running requests over the most that may run.",
           st.slots_total ? (double)st.running / st.slots_total : 0);
-    gauge(&p, "spec_accept_length", "Tokens per verification, the bonus included.",
-          st.spec.accept_length);
-    gauge(&p, "spec_accept_rate", "Accepted over proposed draft tokens.",
-          st.spec.drafted ? (double)st.spec.accepted / (double)st.spec.drafted : 0);
-    gauge(&p, "spec_num_draft_tokens", "Draft tokens per round.", s->info.gamma);
     gauge(&p, "startup_time_seconds", "From start to ready.",
           s->ready_ns ? clock_seconds(s->ready_ns - s->start_ns) : 0);
     gauge(&p, "process_resident_memory_bytes", "Resident memory of the process.", resident_bytes());
 
     put_tiers(&p, &st);
     put_audit(&p, &st);
+    put_spec(&p, &st, s->info.gamma);
 
     counter(&p, "prompt_tokens_total", "Prompt tokens of finished requests.",
             (double)m->prompt_tokens);
@@ -233,16 +297,6 @@ void metrics_write(const struct server *s, struct buf *out)
     value(&p, "num_requests_total", "is_streaming=\"false\"", (double)m->requests_plain);
     counter(&p, "num_aborted_requests_total", "Requests that were aborted or whose client left.",
             (double)m->aborted);
-    counter(&p, "spec_verify_calls_total", "Verifications, one for each request and round.",
-            (double)st.spec.verify_steps);
-    counter(&p, "spec_accepted_tokens_total", "Accepted draft tokens.", (double)st.spec.accepted);
-    head(&p, "spec_accepted_by_position_total", "counter", "Rounds that accepted so many drafts.");
-    for (int k = 0; k < s->info.gamma && k < FST_SPEC_MAX; k++) {
-        char label[32];
-        snprintf(label, sizeof label, "position=\"%d\"", k + 1);
-        value(&p, "spec_accepted_by_position_total", label,
-              (double)st.spec.accepted_by_position[k]);
-    }
     counter(&p, "engine_steps_total", "Forward passes.", (double)st.steps);
     counter(&p, "engine_graph_launches_total", "Recorded steps, drafts and injections on a card.",
             (double)st.graph_launches);

@@ -4,6 +4,7 @@
 #define FST_SERVER_METRICS_H
 
 #include "base/base.h"
+#include "firesteel/engine.h"
 
 enum { METRICS_BUCKETS_MAX = 40 };
 
@@ -25,6 +26,10 @@ struct metrics {
 void metrics_init(struct metrics *m);
 
 struct server;
+/* Words of the engine's enums in labels and members. */
+extern const char *const metrics_spec_skip[FST_SPEC_SKIPS]; /* "cost", "confidence", .. */
+extern const char *const metrics_spec_band[FST_SPEC_BANDS]; /* "0", "0-0.45", .. */
+
 void metrics_write(const struct server *s, struct buf *out);
 
 #endif

@@ -219,6 +219,7 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
 {
     FST_TRY(tool_engine_opts(o, &s->engine));
     FST_TRY(tool_audit_opts(o, &s->engine));
+    s->engine.measure_cost = true;
     s->tokenizer_path = options_text(o, "tokenizer");
     s->served_model_name = options_text(o, "served-model-name");
     s->host = options_text(o, "host");

@@ -109,8 +109,18 @@ static const struct option_def engine_defs[] = {
      .initial = "auto",
      .words = "auto static cap compact",
      .env = "SGLANG_RAGGED_VERIFY_MODE",
-     .help = "how many drafts of a round are verified.  static: all; auto is static today; cap and "
-             "compact are not built"},
+     .help =
+         "how many drafts of a round are verified.  auto: who drafts, and how much, by what it "
+         "brings and costs; static: all; compact: of full blocks what pays; cap: as compact, but "
+         "computes all.  Results are the same"},
+    {.name = "speculative-dspark-sps-table-path",
+     .type = OPTION_TEXT,
+     .arg = "FILE",
+     .help = "what steps cost: read if it was measured here, else measured; written at the end"},
+    {.name = "speculative-dspark-confidence-sts-path",
+     .type = OPTION_TEXT,
+     .arg = "FILE",
+     .help = "calibration of the confidence head (dspark-sts.json of the model's folder)"},
     {.name = "max-running-requests",
      .type = OPTION_INT,
      .min = 1,
@@ -340,6 +350,8 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->spec_algorithm = a < 0 ? NULL : algorithms[a];
     e->spec_block_size = (int)options_int(o, "speculative-dspark-block-size", 0);
     e->verify_mode = modes[options_word(o, "verify-mode")];
+    e->cost_path = options_text(o, "speculative-dspark-sps-table-path");
+    e->sts_path = options_text(o, "speculative-dspark-confidence-sts-path");
     e->threads = (int)options_int(o, "threads", 0);
     e->max_running_requests = (int)options_int(o, "max-running-requests", 0);
     e->max_queued_requests = (int)options_int(o, "max-queued-requests", 0);

@@ -109,7 +109,7 @@ class Agent(unittest.TestCase):
     def test_conversation(self):
         """Cached is at least the prompt and the answer before, less one.  The cold server gets the prompt that the
         warm one computed, id by id: it never saw the calls that come back."""
-        with Server(fake=False) as s:
+        with Server(fake=False, flags=["--verify-mode", "static"]) as s:
             t = Talk(self, [s], ASKS[0])
             prompts = []
             for i in range(TURNS):

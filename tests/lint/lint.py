@@ -65,7 +65,7 @@ INTERFACE = {
     "kv": "kv step sizing snapshot tree tiers store host disk",
     "model": "model cost plan",
     "sample": "sample",
-    "spec": "reject spec",
+    "spec": "spec plan cost sts track reject",
     "sched": "sched",
     "engine": "",
     "server": "server fields",

@@ -97,8 +97,11 @@ static void test_distribution(void **state)
         assert_int_equal(tokenizer_encode_text(tok, texts[t], strlen(texts[t]), true, &p), FST_OK);
         count(&(struct fst_engine_opts){.spec_algorithm = "none"}, &p, n, 1, top_p, plain, &spec);
         assert_int_equal(spec.verify_steps, 0);
-        count(&(struct fst_engine_opts){.spec_accept = "rejection"}, &p, n, 1u << 20, top_p,
-              drafted, &spec);
+        /* compact: live confidences trim the rounds, by Algorithm 1 */
+        struct fst_engine_opts eo = {.spec_accept = "rejection",
+                                     .measure_cost = t > 0,
+                                     .verify_mode = t ? "compact" : "static"};
+        count(&eo, &p, n, 1u << 20, top_p, drafted, &spec);
         assert_true(spec.accepted > (uint64_t)n / 10);
         double z = two_samples(plain, drafted, &n_cells);
         printf("\"%s\": %d cells, z %.2f, accept length %.2f\n", texts[t], n_cells, z,
@@ -152,8 +155,8 @@ static void test_logprobs(void **state)
 
     (void)state;
     assert_int_equal(tokenizer_encode_text(tok, "Once upon a time", 16, true, &p), FST_OK);
-    fst_engine *e =
-        engine_of_test((struct fst_engine_opts){.spec_accept = "rejection"}, model_dir, CONTEXT, 2);
+    struct fst_engine_opts eo = {.spec_accept = "rejection", .verify_mode = "static"};
+    fst_engine *e = engine_of_test(eo, model_dir, CONTEXT, 2);
     r = submit(e, &p, 10, 120, 1, 0.95f);
     engine_finished(r, &v);
     assert_true(v.spec.accepted > 0);

@@ -154,8 +154,10 @@ static void write_oracle(const struct walk *w, int n, char path[128])
 
 static struct fst_engine_opts with_oracle(const char *path)
 {
-    return (struct fst_engine_opts){
-        .spec_algorithm = "dspark", .debug_hooks = true, .debug_drafter = path};
+    return (struct fst_engine_opts){.spec_algorithm = "dspark",
+                                    .verify_mode = "static",
+                                    .debug_hooks = true,
+                                    .debug_drafter = path};
 }
 
 /* The rounds were what they were meant to be: else equal bits would prove little. */
@@ -319,7 +321,8 @@ static void test_forced_rejection(void **state)
         walk_init(&w[i], 13 * i, none, test_size(16, 40, 10), i & 1, &r);
     make_wants(w, N);
     for (int k = 1; k <= GAMMA; k++) {
-        struct fst_engine_opts o = {.debug_hooks = true, .debug_reject_at = k};
+        struct fst_engine_opts o = {
+            .verify_mode = "static", .debug_hooks = true, .debug_reject_at = k};
         fst_engine *e = engine_of_test(o, model_dir, CONTEXT, N);
         int most = test_size(N, N, 2);
         for (int batch = 1; batch <= most; batch++) {

@@ -12,13 +12,14 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "engine/draft.h"
 #include "firesteel/engine.h"
 #include "kernels/philox.h"
 #include "model/model.h"
 #include "sample/sample.h"
 #include "weights/weights.h"
 
-enum { VOCAB = 50, WINDOW = 16, GAMMA = 5, EOS = 1, CONTEXT = 1024 };
+enum { VOCAB = 50, WINDOW = 16, GAMMA = 5, EOS = 1, CONTEXT = 1024, HELD = WINDOW + GAMMA };
 
 /* ------------------------------------------------------------------ the model */
 
@@ -35,6 +36,9 @@ struct model {
     uint32_t (*tenant)[CONTEXT];   /* generation that wrote it */
     uint64_t (*injected)[CONTEXT]; /* hash that was injected */
     uint32_t (*injector)[CONTEXT];
+    uint64_t (*held)[HELD]; /* hash of the position that a slot's ring holds, and who held it */
+    int64_t (*held_pos)[HELD];
+    uint32_t (*holder)[HELD];
     float *logits;
     int n_rows;
 };
@@ -68,6 +72,7 @@ enum fst_status weights_open(struct weights **out, const char *dir, const struct
                                       .max_positions = CONTEXT,
                                       .eos_id = EOS,
                                       .has_dspark = true,
+                                      .confidence_head = true,
                                       .n_stages = 3,
                                       .gamma = GAMMA};
     *out = w;
@@ -142,9 +147,13 @@ enum fst_status model_open(struct model **out, const struct weights *w, const st
     m->tenant = mem_calloc(n, sizeof *m->tenant);
     m->injected = mem_calloc(n, sizeof *m->injected);
     m->injector = mem_calloc(n, sizeof *m->injector);
+    m->held = mem_calloc(n, sizeof *m->held);
+    m->held_pos = mem_calloc(n, sizeof *m->held_pos);
+    m->holder = mem_calloc(n, sizeof *m->holder);
     m->logits = mem_calloc((size_t)o->max_logits * VOCAB, sizeof *m->logits);
     n_forwards = 0;
-    if (!m->hash || !m->tenant || !m->injected || !m->injector || !m->logits) {
+    if (!m->held || !m->held_pos || !m->holder || !m->hash || !m->tenant || !m->injected ||
+        !m->injector || !m->logits) {
         model_free(m);
         return fst_error(FST_ENOMEM, "no memory");
     }
@@ -160,6 +169,9 @@ void model_free(struct model *m)
     mem_free(m->tenant);
     mem_free(m->injected);
     mem_free(m->injector);
+    mem_free(m->held);
+    mem_free(m->held_pos);
+    mem_free(m->holder);
     mem_free(m->logits);
     mem_free(m);
 }
@@ -229,6 +241,43 @@ enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *
     return FST_OK;
 }
 
+int model_held_rows(const struct model *m)
+{
+    (void)m;
+    return HELD;
+}
+
+enum fst_status model_hold(struct model *m, const struct rows *rows, const int32_t *row, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int t = row[i], s = rows->slot[t], p = rows->pos[t];
+        FST_ASSERT(i == 0 || row[i] > row[i - 1]);
+        FST_ASSERT(t < m->n_rows);
+        m->held[s][p % HELD] = m->hash[s][p];
+        m->held_pos[s][p % HELD] = p;
+        m->holder[s][p % HELD] = m->tenant[s][p];
+    }
+    return FST_OK;
+}
+
+enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct model_held *held,
+                                  int n)
+{
+    for (int i = 0; i < n; i++) {
+        int s = held[i].slot;
+        FST_ASSERT(held[i].to - held[i].from <= HELD);
+        FST_ASSERT(held[i].to > held[i].from);
+        FST_ASSERT(kv->slots[s].used);
+        for (int64_t p = held[i].from; p < held[i].to; p++) {
+            FST_ASSERT(m->held_pos[s][p % HELD] == p);
+            FST_ASSERT(m->holder[s][p % HELD] == kv->slots[s].generation + 1);
+            m->injected[s][p] = m->held[s][p % HELD];
+            m->injector[s][p] = kv->slots[s].generation + 1;
+        }
+    }
+    return FST_OK;
+}
+
 static int32_t draw_one(const struct kernels *k, uint64_t hash, const struct draw_params *d,
                         uint32_t out_pos)
 {
@@ -264,8 +313,11 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
         h = mix(m->hash[s][n - 1], (uint64_t)b->anchor[i]);
         for (int k = 0; k < b->gamma; k++) {
             int32_t id = draw_one(&m->ref, h, &b->draw[i], b->out_pos[i] + (uint32_t)k);
-            if ((double)(mix(h, 5) >> 11) * 0x1p-53 > draft_right)
+            double luck = (double)(mix(h, 5) >> 11) * 0x1p-53;
+            if (luck > draft_right)
                 id = (id + 7) % VOCAB;
+            if (b->conf) /* knows a little */
+                b->conf[i * b->gamma + k] = (float)(2 * (draft_right - luck) + 0.3);
             b->ids[i * b->gamma + k] = id;
             h = mix(h, (uint64_t)id);
         }
@@ -395,8 +447,10 @@ static void check_idle(fst_engine *e, bool all)
     assert_int_equal(s.steps, s.prefill_steps_n + s.verify_steps_n + s.decode_steps_n);
     assert_int_equal(s.step_ns, s.prefill_ns + s.verify_ns + s.decode_ns + s.draft_ns);
     assert_true(s.draft_steps <= s.draft_rounds);
-    assert_true(s.draft_steps <= s.verify_steps_n + s.prefill_steps_n);
+    assert_true(s.draft_steps <= s.steps);
     assert_true(s.draft_rounds >= s.spec.verify_steps);
+    assert_true(s.spec_drafted >= s.spec.drafted);
+    assert_true(s.held_rows >= s.resumed_rows);
     if (all)
         assert_int_equal(s.finished, s.requests);
 }
@@ -413,11 +467,40 @@ static fst_engine *open_engine(struct fst_engine_opts o)
     return e;
 }
 
+/* ------------------------------------------------------------------ a planner that means harm */
+
+/* It looks at the drafts themselves, which a planner never may where drafts are accepted by chance, and knows
+ * which are right: it cuts in front of them, behind them, or as it likes. */
+static int harm;
+
+static void harmful_length(void *ud, const int32_t *draft, struct spec_ask *ask)
+{
+    struct test_rng *r = ud;
+    if (harm == 1)
+        ask->n = draft[0] % 2 ? ask->n_max : 0;
+    else if (harm == 2)
+        ask->n = draft[ask->n_max - 1] % (ask->n_max + 1);
+    else
+        ask->n = test_below(r, ask->n_max + 1);
+}
+
+/* Drafting begins and ends at any time, for blocks of any length. */
+static int harmful_drafting(void *ud, int64_t n_committed, int gamma)
+{
+    struct test_rng *r = ud;
+    int stretch = 1 << (harm + 2); /* of positions: so that all that is held has to be injected */
+    if ((n_committed / stretch) % 2 == 0)
+        return 0;
+    return test_below(r, gamma + 1);
+}
+
 /* ------------------------------------------------------------------ tests */
 
 static void test_days(void **state)
 {
     int days = test_size(150, 4000, 10);
+    uint64_t skipped[FST_SPEC_SKIPS] = {0}, by_band = 0, rounds = 0, resumed = 0, trimmed = 0;
+    struct test_rng harm_rng = {.s = 4};
     (void)state;
 
     for (int day = 0; day < days; day++) {
@@ -437,6 +520,13 @@ static void test_days(void **state)
         o.max_total_tokens = o.context_length + test_below(&r, 1200);
         o.spec_algorithm = test_below(&r, 4) ? "dspark" : "none";
         o.spec_block_size = 1 + test_below(&r, GAMMA);
+        o.verify_mode = (const char *const[]){"auto", "static", "cap", "compact"}[day % 4];
+        harm = test_below(&r, 4); /* 0: none */
+        draft_seams = (struct draft_seams){.ud = &harm_rng};
+        if (harm) {
+            draft_seams.length = harmful_length;
+            draft_seams.drafting = harmful_drafting;
+        }
         draft_right = 0.25 * test_below(&r, 5);
         e = open_engine(o);
         for (int i = 0; i < n; i++) {
@@ -458,7 +548,23 @@ static void test_days(void **state)
         assert_true(s.spec.accepted <= s.spec.drafted);
         if (draft_right == 1.0 && s.spec.verify_steps > 0)
             assert_true(s.spec.accept_length > 1.0);
+        for (int i = 0; i < FST_SPEC_BANDS; i++)
+            by_band += s.spec_band[i].verify_steps;
+        for (int i = 0; i < FST_SPEC_SKIPS; i++)
+            skipped[i] += s.spec_skipped[i];
+        rounds += s.spec.verify_steps;
+        resumed += s.resumed_rows;
+        trimmed += s.spec_trimmed;
         fst_engine_close(e);
+    }
+    draft_seams = (struct draft_seams){0};
+    assert_int_equal(by_band, rounds);
+    assert_true(resumed > 0);
+    if (days > 100) { /* all of it has happened */
+        assert_true(trimmed > 0);
+        for (int i = 0; i < FST_SPEC_SKIPS; i++)
+            if (i != FST_SPEC_SKIP_WINDOW) /* nothing is kept here to go on from */
+                assert_true(skipped[i] > 0);
     }
 }
 
@@ -723,7 +829,10 @@ static void test_bad_options(void **state)
                 "--kv-layout: unknown value \"x\"; known: unified-fp8, unified-bf16, paged");
     refuse_open((struct fst_engine_opts){.spec_algorithm = "EAGLE"}, FST_EINVAL, "DSpark drafter");
     refuse_open((struct fst_engine_opts){.spec_block_size = 6}, FST_EINVAL, "[1, 5]");
-    refuse_open((struct fst_engine_opts){.verify_mode = "compact"}, FST_EUNSUPPORTED, "compact");
+    refuse_open((struct fst_engine_opts){.verify_mode = "x"}, FST_EINVAL,
+                "--verify-mode: unknown value \"x\"; known: auto, static, cap, compact");
+    refuse_open((struct fst_engine_opts){.sts_path = "/nowhere/sts.json"}, FST_ENOTFOUND,
+                "/nowhere/sts.json");
     refuse_open((struct fst_engine_opts){.context_length = 5000}, FST_EINVAL, "[1, 1024]");
     refuse_open((struct fst_engine_opts){.context_length = 1000, .max_total_tokens = 256},
                 FST_EBUDGET, "does not fit");

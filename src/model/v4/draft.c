@@ -70,6 +70,7 @@ static enum fst_status inject_stage(struct model *m, const struct v4_layer *l, s
 struct draft_call {
     struct kv *kv;
     struct rows rows;            /* as kernels see them */
+    const float *hidden;         /* injection: what the rows' picks count in */
     const struct draft_batch *d; /* NULL: injection */
 };
 
@@ -77,7 +78,7 @@ static enum fst_status enqueue_inject(struct model *m, void *ud)
 {
     const struct draft_call *f = ud;
     int n = f->rows.n_rows;
-    struct main_proj_args fuse = {.h = m->work.captured,
+    struct main_proj_args fuse = {.h = f->hidden,
                                   .row = v4_rows_of(m, n).pick,
                                   .main_proj = &m->w->dspark.main_proj,
                                   .main_norm = m->w->dspark.main_norm,
@@ -101,10 +102,92 @@ enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *
     if (n == 0)
         return FST_OK;
     FST_TRY(v4_begin(m));
-    struct draft_call f = {.kv = kv, .rows = picked_rows(m, kv, rows, row, n)};
+    struct draft_call f = {
+        .kv = kv, .rows = picked_rows(m, kv, rows, row, n), .hidden = m->work.captured};
     struct v4_key key = {
         .call = V4_INJECT, .n_rows = n, .n_spans = f.rows.n_spans, .kv = kv, .pages = kv->pages};
     return v4_run(m, &key, enqueue_inject, &f, false);
+}
+
+/* ---------------------------------------------------------------- rows that are held */
+
+static int64_t held_at(const struct model *m, int64_t slot, int64_t pos)
+{
+    int n = model_held_rows(m);
+    return slot * n + pos % n;
+}
+
+enum fst_status model_hold(struct model *m, const struct rows *rows, const int32_t *row, int n)
+{
+    int64_t width = (int64_t)m->n_stages * m->c->hidden_size;
+    FST_ASSERT(m->n_stages > 0);
+    FST_ASSERT(m->c->has_dspark);
+    v4_check_picks(row, n, rows->n_rows, m->opts.max_rows);
+    for (int i = 0, run; i < n; i += run) { /* rows that stay next to each other */
+        int t = row[i];
+        int64_t to = held_at(m, rows->slot[t], rows->pos[t]);
+        for (run = 1; i + run < n && row[i + run] == t + run &&
+                      held_at(m, rows->slot[t + run], rows->pos[t + run]) == to + run;
+             run++)
+            ;
+        FST_TRY(stream_copy(m->stream, m->work.held + to * width,
+                            m->work.captured + (int64_t)t * width,
+                            (size_t)(run * width) * sizeof(float)));
+    }
+    m->under_way |= n > 0;
+    return FST_OK;
+}
+
+static enum fst_status inject_some(struct model *m, struct kv *kv, int n, int n_spans)
+{
+    struct draft_call f = {.kv = kv, .rows = rows_at(m, kv, n, n_spans), .hidden = m->work.held};
+    struct v4_key key = {.call = V4_INJECT_HELD, .n_rows = n, .n_spans = n_spans, .kv = kv};
+    v4_rows_shared(m, n).span_first[n_spans] = n;
+    return v4_run(m, &key, enqueue_inject, &f, false);
+}
+
+enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct model_held *held,
+                                  int n)
+{
+    FST_ASSERT(m->n_stages > 0);
+    FST_ASSERT(m->c->has_dspark);
+    for (int i = 0; i < n;) {
+        /* Arrays lie by the number of rows, so that comes first. */
+        int last = i, n_rows = 0, at = 0;
+        for (; last < n; last++) {
+            int64_t more = held[last].to - held[last].from;
+            FST_ASSERT(more > 0);
+            FST_ASSERT(more <= model_held_rows(m));
+            if (last > i && n_rows + more > m->max_rows)
+                break;
+            n_rows += (int)more;
+        }
+        if (n_rows > m->max_rows) { /* one slot's, in a workspace of few rows */
+            FST_ASSERT(last == i + 1);
+            struct model_held h = held[i];
+            for (int64_t to = h.to; h.from < to; h.from = h.to) {
+                h.to = FST_MIN(h.from + m->max_rows, to);
+                FST_TRY(model_inject_held(m, kv, &h, 1));
+            }
+            i = last;
+            continue;
+        }
+        FST_TRY(v4_begin(m));
+        struct v4_rows b = v4_rows_shared(m, n_rows);
+        for (int s = i; s < last; s++) {
+            b.span_first[s - i] = at;
+            for (int64_t p = held[s].from; p < held[s].to; p++, at++) {
+                b.slot[at] = held[s].slot;
+                b.pos[at] = (int32_t)p;
+                b.id[at] = 0;
+                b.span[at] = s - i;
+                b.pick[at] = (int32_t)held_at(m, held[s].slot, p);
+            }
+        }
+        FST_TRY(inject_some(m, kv, n_rows, last - i));
+        i = last;
+    }
+    return FST_OK;
 }
 
 /* Blocks [anchor, noise, noise, ...] at positions n .. n+gamma-1, one span per request. */

@@ -103,6 +103,17 @@ void *v4_qr_operand(const struct model *m, int n_rows)
     return operand_bytes(&m->opts, n_rows, m->c->q_lora_rank) ? m->work.qr_operand : NULL;
 }
 
+/* Of a slot: the drafter's window, and what the snapshot of a step's middle needs before it. */
+static int64_t held_rows(const struct model_config *c)
+{
+    return c->window + c->gamma;
+}
+
+int model_held_rows(const struct model *m)
+{
+    return (int)held_rows(m->c);
+}
+
 /* v: device memory, h: shared. */
 static void lay_out(struct model *m, struct carve *v, struct carve *h)
 {
@@ -133,6 +144,7 @@ static void lay_out(struct model *m, struct carve *v, struct carve *h)
     for (int i = 0; i < 2; i++)
         w->cs[i] = floats(v, n, c->rope_dim);
     w->captured = floats(v, o->max_rows, stages * dim);
+    w->held = floats(v, (int64_t)(o->max_requests + 1) * held_rows(c), stages * dim);
     w->head_y = floats(v, o->max_logits, dim);
     w->logits = floats(v, o->max_logits, c->vocab_size);
     w->draft_y = floats(v, drafts, dim);

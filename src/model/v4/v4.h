@@ -34,19 +34,20 @@ struct v4_rows {
 /* rows_shared is shared memory (device.h), the rest is the device's.  n: most rows of a step
  * or of a draft batch, whichever is more. */
 struct v4_work {
-    float *x;               /* (n, 4, D) streams of the last model_forward */
-    float *draft_x;         /* (rows of a draft; MTP: n, 4, D) streams of the drafter */
-    float *mix;             /* (n, 24) */
-    float *a, *y;           /* (n, D) input and output of a sublayer; y: room for few rows' parts */
-    float *qr, *kv;         /* (n, Q), (n, C) */
-    float *cmp, *idx, *iw;  /* (n, 4C), (n, 4CI), (n, HI) */
-    float *q, *qi, *o;      /* (n, H*C), (n, HI*CI), (n, H*C) */
-    int32_t *sel, *n_sel;   /* (n, topk), (n) */
-    int32_t *expert;        /* (n, k) */
-    float *weight;          /* (n, k) */
-    float *cs[2];           /* (n, R) cos and sin: ratio 0, compressed layers */
-    float *captured;        /* (max_rows, S*D) */
-    float *head_y, *logits; /* (max_logits, D), (max_logits, V) */
+    float *x;              /* (n, 4, D) streams of the last model_forward */
+    float *draft_x;        /* (rows of a draft; MTP: n, 4, D) streams of the drafter */
+    float *mix;            /* (n, 24) */
+    float *a, *y;          /* (n, D) input and output of a sublayer; y: room for few rows' parts */
+    float *qr, *kv;        /* (n, Q), (n, C) */
+    float *cmp, *idx, *iw; /* (n, 4C), (n, 4CI), (n, HI) */
+    float *q, *qi, *o;     /* (n, H*C), (n, HI*CI), (n, H*C) */
+    int32_t *sel, *n_sel;  /* (n, topk), (n) */
+    int32_t *expert;       /* (n, k) */
+    float *weight;         /* (n, k) */
+    float *cs[2];          /* (n, R) cos and sin: ratio 0, compressed layers */
+    float *captured;       /* (max_rows, S*D) */
+    float *held;           /* (max_requests + 1, model_held_rows, S*D) of slots that do not draft */
+    float *head_y, *logits;        /* (max_logits, D), (max_logits, V) */
     float *draft_y, *draft_logits; /* (max_requests*gamma, D), (.., V) */
     float *freq[2];                /* (R/2) of cs[0], cs[1] */
     void *a_operand, *qr_operand;  /* a and qr once more, of few rows (kernels.h, operand_bytes) */
@@ -55,7 +56,7 @@ struct v4_work {
 
 /* What a call's launchers see on the host and what may differ from call to call: equal keys, equal
  * launches.  No padding, compared as bytes. */
-enum v4_call { V4_FORWARD, V4_INJECT, V4_DRAFT, V4_MTP };
+enum v4_call { V4_FORWARD, V4_INJECT, V4_DRAFT, V4_MTP, V4_INJECT_HELD };
 struct v4_key {
     int32_t call, n_rows, n_spans, n_logits, gamma;
     int32_t scored; /* some row sees more entries than index top-k keeps */

@@ -1,0 +1,180 @@
+/* verify.c - after the forward pass: draws, stops, what of a block stands, commit, prompt scores. */
+#include <math.h>
+
+#include "engine/engine_int.h"
+
+/* Prompt rows of one span: call-back with the raw logits, then log-probabilities of the next prompt
+ * token.  *go_on: false when the call-back wants no more. */
+static enum fst_status score_prompt(fst_engine *e, fst_request *r, const struct step_span *span,
+                                    float *logits, bool *go_on)
+{
+    int vocab = e->info.vocab_size;
+
+    *go_on = true;
+    for (int i = 0; i < span->n_rows && *go_on; i++) {
+        float *l = logits + (int64_t)i * vocab, *seen;
+        int64_t pos = r->n_committed + i;
+        if (pos >= r->n_prompt)
+            break;
+        if (pos < r->n_scored)
+            continue;
+        r->n_scored = pos + 1;
+        enum fst_status rc = FST_OK;
+        pthread_mutex_lock(&r->pub_lock);
+        if (r->o.on_prompt_logits && (rc = sample_host_row(&e->sampler, l, &seen)) == FST_OK)
+            *go_on = r->o.on_prompt_logits(r->o.on_prompt_logits_ud, pos, seen, vocab);
+        pthread_mutex_unlock(&r->pub_lock);
+        FST_TRY(rc);
+        if (r->prompt_logprobs && pos + 1 < r->n_prompt && pos + 1 >= r->o.prompt_logprobs_from)
+            FST_TRY(sample_score(&e->sampler, l, r->ids[pos + 1], &r->prompt_logprobs[pos + 1],
+                                 r->o.prompt_top_logprobs,
+                                 r->prompt_top + (pos + 1) * r->o.prompt_top_logprobs));
+    }
+    return FST_OK;
+}
+
+void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos)
+{
+    bool ban = (int64_t)out_pos < r->o.min_new_tokens;
+
+    e->sample[index] = (struct sample_row){.params = &r->sampling,
+                                           .out_pos = out_pos,
+                                           .banned = ban ? r->end_ids : NULL,
+                                           .n_banned = ban ? r->n_end_ids : 0,
+                                           .n_top = r->o.top_logprobs,
+                                           .top = e->tops + (int64_t)index * FST_TOP_LOGPROBS_MAX};
+}
+
+static bool is_stop_id(const fst_request *r, int32_t id)
+{
+    for (int i = 1; i < r->n_end_ids; i++) /* 0 is eos, which ignore_eos may have switched off */
+        if (r->end_ids[i] == id)
+            return true;
+    return id == r->eos_id;
+}
+
+/* Append the drawn tokens of rows first .. first+n-1 (of e->sample), one at a time, until a stop. */
+static struct engine_outcome append(fst_engine *e, fst_request *r, int first, int n)
+{
+    for (int i = 0; i < n; i++) {
+        const struct sample_row *s = &e->sample[first + i];
+        int64_t at = r->n_known - r->n_prompt;
+
+        if (s->id < 0)
+            return (struct engine_outcome){FST_FINISH_ERROR, -1, FST_ENUMERIC,
+                                           "the model's output holds a value that is not a number"};
+        r->ids[r->n_known++] = s->id;
+        audit_keep(e, r, at, first + i);
+        if (r->logprobs)
+            r->logprobs[at] = s->logprob;
+        if (r->top)
+            memcpy(r->top + at * r->o.top_logprobs, s->top,
+                   (size_t)r->o.top_logprobs * sizeof *r->top);
+        e->stats.generation_tokens++;
+        e->window_tokens++;
+        r->last_ns = engine_now_ns();
+        if (!r->first_ns)
+            r->first_ns = r->last_ns;
+        if (is_stop_id(r, s->id))
+            return (struct engine_outcome){FST_FINISH_STOP, s->id, FST_OK, ""};
+        if (at + 1 == r->max_new)
+            return (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
+    }
+    return (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
+}
+
+enum fst_status verify_step(fst_engine *e, const struct step *step, const struct rows *rows,
+                            float *logits, struct engine_outcome *outcome)
+{
+    int vocab = e->info.vocab_size, n_batch = 0;
+
+    e->n_inject = e->n_hold = 0;
+    /* Decode and verify spans come first in a step, so their logits rows are one block. */
+    for (int s = 0; s < step->n_spans && step->span[s].kind != STEP_PREFILL; s++) {
+        const fst_request *r = e->span_request[s];
+        FST_ASSERT(e->span_logit[s] == n_batch);
+        for (int i = 0; i < step->span[s].n_rows; i++)
+            step_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
+        debug_logits(e, logits + (int64_t)n_batch * vocab, r->n_known - r->n_prompt,
+                     step->span[s].n_rows);
+        FST_TRY(recorder_look(e, logits + (int64_t)n_batch * vocab, n_batch, step->span[s].n_rows,
+                              r->n_known - r->n_prompt));
+        n_batch += step->span[s].n_rows;
+    }
+    if (n_batch > 0)
+        FST_TRY(sample_rows(&e->sampler, logits, e->sample, n_batch));
+
+    for (int s = 0; s < step->n_spans; s++) {
+        const struct step_span *span = &step->span[s];
+        fst_request *r = e->span_request[s];
+        int first = e->span_logit[s], n_commit = span->n_rows, n_emit = 0;
+
+        outcome[s] = (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
+        r->n_written = FST_MAX(r->n_written, r->n_committed + span->n_rows);
+        if (span->kind == STEP_PREFILL) {
+            bool ends = r->n_committed + span->n_rows == r->n_known;
+            if (!r->counted_prompt) {
+                r->counted_prompt = true;
+                e->stats.prompt_tokens += (uint64_t)r->n_prompt;
+            }
+            e->stats.prefill_rows += (uint64_t)span->n_rows;
+            bool go_on = true;
+            if (request_scores_rows(r))
+                FST_TRY(score_prompt(e, r, span, logits + (int64_t)first * vocab, &go_on));
+            if (!go_on) {
+                outcome[s] = (struct engine_outcome){FST_FINISH_ABORT, -1, FST_ECANCELED, ""};
+                continue;
+            }
+            if (ends && r->max_new == 0) {
+                outcome[s] = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
+            } else if (ends) {
+                int at = span->logits == STEP_LOGITS_ALL ? first + span->n_rows - 1 : first;
+                step_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
+                FST_TRY(
+                    recorder_look(e, logits + (int64_t)at * vocab, 0, 1, r->n_known - r->n_prompt));
+                FST_TRY(sample_rows(&e->sampler, logits + (int64_t)at * vocab, e->sample, 1));
+                first = 0;
+                n_emit = 1;
+            }
+        } else {
+            int32_t draws[KERN_GAMMA_MAX + 1];
+            int k;
+            for (int i = 0; i < span->n_rows; i++)
+                draws[i] = e->sample[first + i].id;
+            if (reject_applies(e, r)) /* behind a cap the target draws by itself */
+                k = reject_accept(e, r, logits + (int64_t)first * vocab, e->sample + first,
+                                  FST_MIN(span->n_rows - 1, r->n_cap));
+            else
+                k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
+            k = debug_accept(e, r, e->sample + first, span->n_rows - 1, k);
+            if (span->kind == STEP_VERIFY)
+                k = draft_verified(e, r, span->n_rows - 1, k);
+            else
+                draft_skipped(e, r);
+            n_emit = n_commit = k + 1;
+            if (span->kind == STEP_VERIFY)
+                e->stats.verify_rows += (uint64_t)span->n_rows;
+            else
+                e->stats.decode_rows++;
+        }
+        if (n_emit > 0)
+            outcome[s] = append(e, r, first, n_emit);
+        recorder_note(e, s, span, first, span->kind == STEP_PREFILL ? n_emit : span->n_rows,
+                      n_commit, n_emit, outcome[s].finish);
+        r->n_committed += n_commit;
+        /* Who is kept for others is kept whole, whether he ends or drafts himself. */
+        bool keeps = e->prefix && outcome[s].finish != FST_FINISH_ERROR;
+        bool goes_on = outcome[s].finish == FST_FINISH_NONE;
+        if (goes_on || keeps)
+            kv_commit(&e->kv, r->slot, r->n_committed);
+        debug_commit(e, r, e->span_before[s]);
+        if (e->drafting && (keeps || (goes_on && !r->o.no_drafting)))
+            draft_rows(e, r, e->span_first[s], n_commit, span->kind == STEP_PREFILL);
+    }
+    FST_TRY(draft_end_step(e, rows));
+    for (int s = 0; s < step->n_spans; s++)
+        if (outcome[s].finish != FST_FINISH_ERROR)
+            prefix_keep(e, e->span_request[s], e->span_before[s],
+                        outcome[s].finish != FST_FINISH_NONE);
+    return FST_OK;
+}
