@@ -206,6 +206,7 @@ static void decide_by_seam(fst_engine *e)
         r->skip = FST_SPEC_SKIP_COST;
         e->dr.block = FST_MAX(e->dr.block, r->n_draft);
     }
+    e->dr.pays = e->dr.block > 0;
 }
 
 void draft_decide(fst_engine *e)

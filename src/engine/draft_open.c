@@ -298,6 +298,8 @@ static enum fst_status open_cost(fst_engine *e, const struct fst_engine_opts *o)
         e->info.cost_measured = rc == FST_OK;
         if (rc == FST_OK)
             log_info("cost", "table=%s points=%d", o->cost_path, d->cost.n);
+        else if (rc == FST_ENOTFOUND)
+            log_info("cost", "table=%s why=\"not there yet, written at the end\"", o->cost_path);
         else
             log_info("cost", "ignored=%s why=\"%s\"", o->cost_path, fst_error_text());
     }

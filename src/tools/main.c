@@ -23,6 +23,7 @@ static const struct command commands[] = {
     {"plan", cmd_plan, "what fits: weights, KV tokens and requests, before anything is loaded"},
     {"doctor", cmd_doctor, "check machine, kernels, model folder and port"},
     {"bench", cmd_bench, "time a step of the model, each kernel alone, or the prefix tree"},
+    {"calibrate", cmd_calibrate, "fit the confidence head of a checkpoint to its own rounds"},
     {"kv", cmd_kv, "list, verify or prune what is kept of prompts on disk"},
     {"replay", cmd_replay, "run a record of the engine's last steps again"},
     {"version", cmd_version, "version and build"},

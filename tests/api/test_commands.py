@@ -45,8 +45,8 @@ class Folder(unittest.TestCase):
 class Usage(Folder):
     def test_help(self):
         text = run("help").stdout.decode()
-        for c in ("serve chat generate score tokenize detokenize render inspect plan doctor bench kv replay "
-                  "version help").split():
+        for c in ("serve chat generate score tokenize detokenize render inspect plan doctor bench calibrate kv "
+                  "replay version help").split():
             self.assertIn("\n  " + c + " ", text)
             if c != "help":
                 help_text = run(c, "--help").stdout.decode()
@@ -83,7 +83,7 @@ class Usage(Folder):
             self.assertEqual(err.count("\n"), 1, err)
 
     def test_json_is_offered_where_it_is_printed(self):
-        for c in "generate score tokenize detokenize render inspect plan doctor bench kv version".split():
+        for c in "generate score tokenize detokenize render inspect plan doctor bench calibrate kv version".split():
             self.assertIn("\n  --json ", run(c, "--help").stdout.decode())
         for c in ("serve", "chat"):
             self.assertNotIn("--json", run(c, "--help").stdout.decode())
@@ -134,7 +134,7 @@ class Usage(Folder):
         self.assertNotEqual(run("generate", "-p", "a", "--speculative-algorithm", "mtp", expect=None).returncode, 0)
 
     def test_help_is_made_of_sentences(self):
-        for c in "serve chat generate score tokenize render inspect plan doctor bench kv".split():
+        for c in "serve chat generate score tokenize render inspect plan doctor bench calibrate kv".split():
             text = re.sub(r"\n {3,}", " ", run(c, "--help").stdout.decode())
             for line in re.findall(r"^  -.*$", text, re.M):
                 self.assertRegex(line, r"\.( \[.*\])?$")
@@ -477,6 +477,34 @@ class Model(Folder):
         text = run("generate", "--prompt", "Hello", "--max-tokens", "24", "--temperature", "0",
                    "--ignore-eos").stdout.decode()
         self.assertEqual(text, a["text"] + "\n")
+
+    def test_calibrate(self):
+        """Blocks of a few answers: the file is written where it helps, and serves the next start."""
+        prompts = [run_json("tokenize", "Tom has %d pens and finds %d more." % (i, 2 * i))["ids"] for i in range(3, 43)]
+        path, out = self.file("p.json", prompts), os.path.join(self.dir, "sts.json")
+        args = ("calibrate", "--prompts", path, "--out", out, "--json")
+        err = run(*args, "--max-tokens", "2", "--temperatures", "0", expect=2).stderr.decode()
+        self.assertIn("400 rounds or more", err)
+        self.assertFalse(os.path.exists(out))
+        self.assertIn("prompt 1", run("calibrate", "--prompts", self.file("q.json", [[1], {"messages": 3}]), "--out", out,
+                                      expect=1).stderr.decode())
+        run("calibrate", "--prompts", "/none", "--out", out, expect=3)
+        run("calibrate", expect=2)
+        self.assertIn("--temperatures", run(*args, "--temperatures", "x", expect=2).stderr.decode())
+        p = run(*args, "--max-tokens", "400", "--dataset", "a few", expect=None)
+        r = json.loads(p.stdout)
+        self.assertEqual(p.returncode, 0 if r["written"] else 1, p.stderr)
+        self.assertEqual(os.path.exists(out), r["written"])
+        self.assertGreaterEqual(r["rounds"], 400)
+        self.assertEqual((len(r["temperatures"]), len(r["ece_before"]), len(r["ece_after"])), (5, 5, 5))
+        self.assertEqual(r["written"], sum(r["ece_after"]) < sum(r["ece_before"]))
+        if r["written"]:
+            with open(out, encoding="utf-8") as f:
+                self.assertEqual((json.load(f)["dataset"]), "a few")
+        bad = self.file("bad.json", {"temperatures": [1] * 5, "ece_before": [0.1] * 5, "ece_after": [0.1] * 5})
+        err = run("generate", "-p", "a", "--speculative-dspark-confidence-sts-path", bad, expect=None)
+        self.assertNotEqual(err.returncode, 0)
+        self.assertIn(b"does not help", err.stderr)
 
     def test_score(self):
         ids = [0, 5, 6, 7, 100, 200]

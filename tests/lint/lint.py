@@ -37,6 +37,7 @@ TOOL_EXCEPTIONS = {
     "cmd_plan.c": ["device", "kernels", "weights", "kv", "model"],
     "cmd_doctor.c": ["device", "kernels", "weights"],
     "cmd_kv.c": ["kv"],
+    "cmd_calibrate.c": ["spec"],
     "cmd_replay.c": ["kv", "model", "weights", "kernels", "device"],
     "cmd_bench.c": ["model"],
     "bench.h": ["device", "model"],
