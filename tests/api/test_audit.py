@@ -88,7 +88,7 @@ class Audit(unittest.TestCase):
 
     def test_mismatch(self):
         flags = ("--audit-share", "1", "--audit-time", "1", "--crash-dump-folder", self.dir, "--debug-hooks",
-                 "--debug-spoil", "logits@30")
+                 "--debug-spoil", "logits@30", "--verify-mode", "static")
         with Server(fake=False, flags=flags) as s:
             body = {"text": "One, two, three", "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}}
             r = s.post("/generate", body).json()["meta_info"]

@@ -499,7 +499,8 @@ static int harmful_drafting(void *ud, int64_t n_committed, int gamma)
 static void test_days(void **state)
 {
     int days = test_size(150, 4000, 10);
-    uint64_t skipped[FST_SPEC_SKIPS] = {0}, by_band = 0, rounds = 0, resumed = 0, trimmed = 0;
+    uint64_t skipped[FST_SPEC_SKIPS] = {0}, by_band = 0, rounds = 0, resumed = 0, trimmed = 0,
+             audited = 0;
     struct test_rng harm_rng = {.s = 4};
     (void)state;
 
@@ -521,6 +522,8 @@ static void test_days(void **state)
         o.spec_algorithm = test_below(&r, 4) ? "dspark" : "none";
         o.spec_block_size = 1 + test_below(&r, GAMMA);
         o.verify_mode = (const char *const[]){"auto", "static", "cap", "compact"}[day % 4];
+        o.audit_share = 0.5 * (day % 3); /* between requests, and before the engine goes */
+        o.audit_time = 1;
         harm = test_below(&r, 4); /* 0: none */
         draft_seams = (struct draft_seams){.ud = &harm_rng};
         if (harm) {
@@ -546,6 +549,8 @@ static void test_days(void **state)
         check_idle(e, true);
         fst_engine_get_stats(e, &s);
         assert_true(s.spec.accepted <= s.spec.drafted);
+        assert_int_equal(s.audit.mismatches, 0);
+        audited += s.audit.equal;
         if (draft_right == 1.0 && s.spec.verify_steps > 0)
             assert_true(s.spec.accept_length > 1.0);
         for (int i = 0; i < FST_SPEC_BANDS; i++)
@@ -562,8 +567,10 @@ static void test_days(void **state)
     assert_true(resumed > 0);
     if (days > 100) { /* all of it has happened */
         assert_true(trimmed > 0);
+        assert_true(audited > 0);
         for (int i = 0; i < FST_SPEC_SKIPS; i++)
-            if (i != FST_SPEC_SKIP_WINDOW) /* nothing is kept here to go on from */
+            /* nothing is kept here to go on from, and no audit has found anything */
+            if (i != FST_SPEC_SKIP_WINDOW && i != FST_SPEC_SKIP_AUDIT)
                 assert_true(skipped[i] > 0);
     }
 }
