@@ -14,6 +14,7 @@ enum fst_status audit_open(struct audit *a, const struct fst_engine_opts *o, boo
     a->share = simulated ? 0 : o->audit_share;
     a->time = o->audit_time > 0 ? o->audit_time : 0.01;
     a->seed = o->has_random_seed ? o->random_seed : rng_os();
+    a->max_bytes = FST_MIN((uint64_t)AUDIT_QUEUE_BYTES, mem_available_bytes() / 32);
     a->open_ns = engine_now_ns();
     return FST_OK;
 }
@@ -42,7 +43,7 @@ void audit_offer(fst_engine *e, fst_request *r, enum fst_finish finish)
 
     if (!r->n_audit || r->n_known == r->n_prompt || finish == FST_FINISH_ERROR)
         return;
-    if (a->n == AUDIT_QUEUE || a->bytes + r->block_bytes > AUDIT_QUEUE_BYTES) {
+    if (a->n == AUDIT_QUEUE || a->bytes + r->block_bytes > a->max_bytes) {
         a->stats.dropped++;
         return;
     }

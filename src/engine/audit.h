@@ -46,7 +46,7 @@ struct audit {
     uint64_t seed;
     struct fst_request *queue[AUDIT_QUEUE]; /* references, owned; first come first served */
     int n;
-    uint64_t bytes;
+    uint64_t bytes, max_bytes;
     /* The first of the queue, while it is computed: */
     int slot; /* 0: it is not */
     int tries;

@@ -44,7 +44,8 @@ enum fst_status recorder_open(struct recorder *k, const struct fst_engine_opts *
     k->max_rows = rows;
     for (int i = 0; i < RECORDER_HELD; i++)
         k->held[i].next_free = i + 1;
-    k->held_limit = RECORDER_HELD_BYTES;
+    /* Living requests are bounded too: what is held must not crowd out those that wait. */
+    k->held_limit = FST_MIN((uint64_t)RECORDER_HELD_BYTES, mem_available_bytes() / 32);
     k->max_files = o->record_files ? o->record_files : 16;
     k->on = true;
     return FST_OK;
