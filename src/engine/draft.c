@@ -476,6 +476,7 @@ void draft_reset_stats(fst_engine *e)
 {
     e->stats.spec = (struct fst_spec_stats){0};
     e->dr.window = (struct spec_window){0};
+    e->stats.spec_window_accept_length = 0;
     e->stats.spec_drafted = e->stats.spec_trimmed = 0;
     memset(e->stats.spec_skipped, 0, sizeof e->stats.spec_skipped);
     for (int i = 0; i < FST_SPEC_BANDS; i++) { /* what is expected of others is not forgotten */

@@ -20,7 +20,8 @@ def spent(usage):
 class Real(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.s = Server(fake=False, flags=["--random-seed", "1"])
+        # Whole blocks in every round: what auto leaves out depends on the machine.
+        cls.s = Server(fake=False, flags=["--random-seed", "1", "--verify-mode", "static"])
 
     @classmethod
     def tearDownClass(cls):
@@ -171,6 +172,42 @@ class Real(unittest.TestCase):
         self.assertGreaterEqual(st["avg_spec_accept_length"], 1)
         self.assertLessEqual(done, st["spec_accepted"] + verify + 4)
 
+    def test_what_drafting_did(self):
+        """By position, by temperature and by reason, each adds up; the same numbers in both places."""
+        from test_info import parse
+        self.s.post("/set_internal_state", {"reset_spec_stats": True})
+        time.sleep(0.2)
+        self.assertIsNone(self.s.state()["avg_spec_accept_length_window"])
+        mine = {}
+        for band, t in (("0", 0), ("0.45-0.8", 0.6), ("0.8-1.2", 1), ("1.2-", 1.5)):
+            m = self.generate(text="count to ten", n=40, temperature=t, sampling_seed=4)["meta_info"]
+            mine[band] = (m["spec_verify_ct"], m["spec_accept_length"])
+        st = self.s.state()
+        by = st["spec_by_temperature"]
+        for band, (n, length) in mine.items():
+            self.assertEqual(by[band]["spec_verify_steps"], n)
+            self.assertAlmostEqual(by[band]["avg_spec_accept_length"], length, places=5)
+        self.assertIsNone(by["0-0.45"]["avg_spec_accept_length"])
+        self.assertEqual(sum(b["spec_verify_steps"] for b in by.values()), st["spec_verify_steps"])
+        self.assertEqual(sum(st["spec_accepted_by_position"]), st["spec_accepted"])
+        self.assertEqual(st["spec_drafted"], 5 * st["spec_verify_steps"])
+        self.assertAlmostEqual(st["avg_spec_accept_length_window"], st["avg_spec_accept_length"], places=9)
+        self.assertTrue(0 < st["spec_draft_share"] < 1)
+        self.assertEqual(st["spec_skipped"], dict.fromkeys(
+            ("cost", "confidence", "measure", "window", "pages", "context", "request"), 0))
+        v, _ = parse(self.s.get("/metrics").text)
+
+        def metric(name, **labels):
+            return [x for k, x in v["sglang:" + name].items() if labels.items() <= dict(k).items()]
+        self.assertEqual(metric("spec_verify_calls_total"), [st["spec_verify_steps"]])
+        self.assertEqual(metric("spec_verified_tokens_total"), [st["spec_drafted"]])
+        self.assertEqual(metric("spec_drafted_tokens_total"), [st["spec_drafted"]])
+        self.assertEqual(metric("spec_accepted_by_position_total"), st["spec_accepted_by_position"])
+        self.assertEqual(metric("spec_verify_calls_by_temperature_total", temperature="0.8-1.2"), [mine["0.8-1.2"][0]])
+        self.assertEqual(metric("spec_skipped_total"), [0] * 7)
+        self.assertEqual(metric("spec_verify_length"), [6])
+        self.assertAlmostEqual(metric("spec_accept_length_window")[0], st["avg_spec_accept_length"], places=9)
+
     def test_random_cancels(self):
         n = 1000 if os.environ.get("FST_TEST_SIZE") != "san" else 200
         want = self.generate(n=16)["output_ids"]
@@ -219,12 +256,13 @@ class Real(unittest.TestCase):
             return [strip(x) for x in v] if isinstance(v, list) else v
 
         ended, n = set(), 0
-        with Server(fake=False, flags=["--speculative-algorithm", "none"]) as plain:
+        with Server(fake=False, flags=["--speculative-algorithm", "none"]) as plain, Server(fake=False) as auto:
             self.assertIsNone(plain.state()["avg_spec_accept_length"])
             for path, body in cases():
-                a, b = self.s.post(path, body), plain.post(path, body)
-                self.assertEqual((a.status, b.status), (200, 200), (a.body, body))
+                a, b, c = self.s.post(path, body), plain.post(path, body), auto.post(path, body)
+                self.assertEqual((a.status, b.status, c.status), (200, 200, 200), (a.body, body))
                 self.assertEqual(strip(a.json()), strip(b.json()), body)
+                self.assertEqual(strip(a.json()), strip(c.json()), body)
                 n += 1
                 for c in a.json().get("choices", [a.json()]):
                     m = c.get("meta_info", {}).get("finish_reason") or {}
