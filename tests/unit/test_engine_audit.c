@@ -124,7 +124,7 @@ static void test_equal(void **state)
     char name[4][128];
 
     (void)state;
-    for (size_t l = 0; l < FST_COUNT(layouts); l++) {
+    for (size_t l = 0; l < (size_t)test_size(3, 3, 1); l++) {
         fst_engine *e = open_audited((struct fst_engine_opts){.kv_layout = layouts[l]});
         struct fst_request_view v;
         fst_request *r[N];
@@ -219,6 +219,8 @@ static void test_replay_equal(void **state)
         struct fst_replay_report rep;
         fst_request *r[8];
         int n = test_size(8, 8, 3);
+        if (test_size(0, 0, 1) && k % 3 != 0)
+            continue;
         o[k].debug_hooks = true;
         o[k].debug_spoil = "logits@90"; /* beyond what all but the last one give */
         fst_engine *e = open_audited(o[k]);
@@ -238,10 +240,10 @@ static void test_replay_equal(void **state)
             fail_msg("%zu: %llu rows differ, first: %s", k, (unsigned long long)rep.differing,
                      rep.first);
         assert_int_equal(rep.left_out, 0);
-        assert_true(rep.rows > 300);
+        assert_true(rep.rows > (uint64_t)test_size(300, 300, 100));
         assert_int_equal(rep.hashes, rep.rows);
         if (k < 4) /* auto drafts when it pays */
-            assert_true(k == 3 ? rep.drafts == 0 : rep.drafts > 100);
+            assert_true(k == 3 ? rep.drafts == 0 : rep.drafts > (uint64_t)test_size(100, 100, 20));
         remove_records();
     }
 }
@@ -283,7 +285,7 @@ static void test_yields(void **state)
     int n = test_size(4, 4, 1);
 
     (void)state;
-    run_to_end(submit(e, 6, 1500), &v);
+    run_to_end(submit(e, 6, test_size(1500, 1500, 150)), &v);
     for (int i = 0; i < n; i++) {
         pause_ms(30);
         clock_gettime(CLOCK_MONOTONIC, &t0);
@@ -309,7 +311,7 @@ static void test_share_of_time(void **state)
 
     (void)state;
     clock_gettime(CLOCK_MONOTONIC, &t0); /* later than the engine's own start: the bound is below */
-    run_to_end(submit(e, 6, 800), &v);
+    run_to_end(submit(e, 6, test_size(800, 800, 60)), &v);
     for (int i = 0; i < 20; i++) {
         pause_ms(100);
         fst_engine_get_stats(e, &s);
