@@ -40,7 +40,7 @@ struct fst_engine_opts {
     const char *model_dir;      /* folder of a published checkpoint; required */
     const char *device;         /* "cpu" */
     const char *kernels;        /* "auto"; see kernels_select */
-    const char *kv_layout;      /* "unified-fp8"; "unified-bf16" */
+    const char *kv_layout;      /* "unified-fp8"; "unified-bf16", "paged" */
     const char *index_keys;     /* "fp4"; "fp8" */
     const char *precision;      /* "native"; "reference" (fp32, nothing quantised but weights) */
     const char *spec_algorithm; /* NULL: what the checkpoint bundles; "dspark", "none" (any case) */
@@ -76,13 +76,16 @@ struct fst_engine_opts {
     int64_t prefix_cache_bytes; /* host memory for snapshots; 0: room for 128, 4 GiB at most */
     /* Tiers below the prefixes that are kept: what those let go, and prompts may still go on from. */
     int64_t
-        kv_host_bytes; /* host memory; 0: none; -1: twice the KV pages, a quarter of what is left at most.  Less is left: one line, and none */
+        kv_host_bytes; /* host memory; 0: none; -1: by ratio.  Less is left: one line, and none */
+    double
+        kv_host_ratio; /* places for pages, to KV pages; 0: two, in a quarter of what is left at most */
     const char *kv_host_layout;       /* "page_first_direct"; "layer_first" */
     const char *kv_disk_dir;          /* folder of the tier on disk; NULL: none */
     int64_t kv_disk_bytes;            /* its budget; 0: 4 GiB */
     int64_t kv_disk_write_bytes_hour; /* that may be written in any hour; 0: no limit */
     bool kv_disk_zstd;                /* compressed, where that makes an object smaller */
     const char *kv_write_policy;      /* "write_through"; "write_through_selective", "write_back" */
+    const char *kv_load_policy;       /* of the disk: "wait_complete"; "best_effort", "timeout" */
     bool
         check_memory; /* tests: after every step all of KV memory is accounted for, or the process ends */
     bool disable_cuda_graph; /* launch kernel by kernel on a card; results are the same */
@@ -115,6 +118,8 @@ enum fst_status fst_engine_open(fst_engine **out, const struct fst_engine_opts *
 /* Refuse new requests, cancel what is left, stop the thread, free.  Requests must have been freed
  * or be freed afterwards (they outlive the engine safely).  NULL is fine. */
 void fst_engine_close(fst_engine *e);
+/* The same; writing what is kept to the tier on disk ends after so many seconds, what was used last first. */
+void fst_engine_close_within(fst_engine *e, double seconds);
 
 /* Stop taking requests (submit gives FST_ESHUTDOWN); running ones go on. */
 void fst_engine_drain(fst_engine *e);

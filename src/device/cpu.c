@@ -115,6 +115,11 @@ enum fst_status stream_sync(struct stream *s)
     return s->device ? s->device->sync(s->queue) : FST_OK;
 }
 
+enum fst_status stream_after(struct stream *s, struct stream *other)
+{
+    return s->device ? s->device->after(s->queue, other->queue) : FST_OK;
+}
+
 enum fst_status stream_mark(struct stream *s, int i)
 {
     FST_ASSERT(i >= 0 && i < DEVICE_MARKS);

@@ -45,7 +45,8 @@ struct device {
     char driver[32];  /* driver's CUDA version, "" on the host */
     int multiprocessors;
     uint64_t total_bytes, free_bytes; /* device memory at open; 0 on the host */
-    bool early; /* kernels may start before the one in front has ended (kernels/gpu/gpu.h) */
+    uint64_t digest; /* of the module's file: other kernels may round otherwise; 0 on the host */
+    bool early;      /* kernels may start before the one in front has ended (kernels/gpu/gpu.h) */
     void *(*alloc)(size_t bytes);
     void (*free)(void *p);
     void *(*alloc_shared)(size_t bytes);
@@ -55,6 +56,7 @@ struct device {
     enum fst_status (*queue_new)(void **queue);
     void (*queue_free)(void *queue);
     enum fst_status (*sync)(void *queue);
+    enum fst_status (*after)(void *queue, void *other); /* stream_after */
     /* Fill a struct kernels (kernels.h) of so many bytes with what is best on this card, or with what
      * runs on every card; false: of another size than here. */
     bool (*kernels)(void *table, size_t bytes, bool portable);
@@ -112,6 +114,10 @@ enum fst_status stream_fill(struct stream *s, void *p, size_t bytes, const struc
  * failed: the device is not usable any more. */
 enum fst_status stream_sync(struct stream *s);
 
+/* What is enqueued on s from now on runs behind what is enqueued on the other by now: for a stream of another
+ * thread.  Called by the other's thread, between recordings. */
+enum fst_status stream_after(struct stream *s, struct stream *other);
+
 /* Mark i of the device at this point of the queue; nothing where the device has no clock. */
 enum fst_status stream_mark(struct stream *s, int i);
 /* Time from one mark to another, both behind a stream_sync; 0 where there is no clock. */
@@ -138,7 +144,7 @@ void stream_graph_free(struct stream *s, void *graph);
 
 /* ---------------------------------------------------------------- a module's side */
 
-enum { DEVICE_MODULE_VERSION = 2 };
+enum { DEVICE_MODULE_VERSION = 3 };
 
 /* What the program gives to a module, which links nothing of it. */
 struct device_host {

@@ -172,16 +172,11 @@ static enum fst_status read_choices(fst_engine *e, const struct fst_engine_opts 
     static const char *const devices[] = {"cpu", "cuda", "hip"};
     int device;
 
+    FST_TRY(prefix_check_opts(o));
     FST_TRY(engine_word("--device", o->device, "cpu", devices, FST_COUNT(devices), &device));
     FST_TRY(device_open(&e->device, devices[device]));
     FST_TRY(engine_word("--kv-layout", o->kv_layout, "unified-fp8", layouts, FST_COUNT(layouts),
                         &c->layout));
-    if (c->layout == 2 && e->device)
-        return fst_error(
-            FST_EUNSUPPORTED,
-            "--kv-layout paged is not built for --device %s; known there: unified-fp8, "
-            "unified-bf16",
-            devices[device]);
     FST_TRY(engine_word("--index-keys", o->index_keys, "fp4", keys, FST_COUNT(keys), &c->key));
     FST_TRY(engine_word("--precision", o->precision, "native", precisions, FST_COUNT(precisions),
                         &c->precision));
@@ -223,10 +218,20 @@ static void fill_info(fst_engine *e)
 }
 
 static enum fst_status pick_kernels(fst_engine *e, const struct fst_engine_opts *o,
-                                    enum precision precision)
+                                    const struct choices *c)
 {
-    if (e->device)
-        return kernels_of_device(&e->kernels, e->device, o->kernels, precision);
+    enum precision precision = (enum precision)c->precision;
+
+    if (e->device) {
+        FST_TRY(kernels_of_device(&e->kernels, e->device, o->kernels, precision));
+        if (c->layout == 2 && !e->kernels.paged)
+            return fst_error(
+                FST_EUNSUPPORTED,
+                "--kv-layout paged is not built for --device %s with kernels %s; known "
+                "there: unified-fp8, unified-bf16; --kernels gpu knows it",
+                e->device->name, e->kernels.name);
+        return FST_OK;
+    }
     return kernels_select(&e->kernels,
                           precision == PRECISION_REFERENCE && !o->kernels ? "ref" : o->kernels,
                           precision);
@@ -268,7 +273,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
     size_t scratch;
 
     FST_TRY(read_choices(e, o, &ch));
-    FST_TRY(pick_kernels(e, o, (enum precision)ch.precision));
+    FST_TRY(pick_kernels(e, o, &ch));
     FST_TRY(self_test(e, (enum precision)ch.precision));
     FST_TRY(weights_open(&e->weights, o->model_dir, NULL));
     if (e->weights->bytes <= ENGINE_VALUES_BYTES)
@@ -383,7 +388,7 @@ void fst_engine_drain(fst_engine *e)
     pthread_mutex_unlock(&e->door->lock);
 }
 
-void fst_engine_close(fst_engine *e)
+static void close_by(fst_engine *e, int64_t end_ns)
 {
     if (!e)
         return;
@@ -402,7 +407,7 @@ void fst_engine_close(fst_engine *e)
     draft_close(e);
     sample_release(&e->sampler);
     model_free(e->model);
-    prefix_close(e);
+    prefix_close(e, end_ns);
     stream_release(&e->stream);
     pool_free(e->pool);
     kv_release(&e->kv);
@@ -414,6 +419,16 @@ void fst_engine_close(fst_engine *e)
     mem_free(e->model_dir);
     door_unref(e->door);
     mem_free(e);
+}
+
+void fst_engine_close(fst_engine *e)
+{
+    close_by(e, INT64_MAX);
+}
+
+void fst_engine_close_within(fst_engine *e, double seconds)
+{
+    close_by(e, engine_now_ns() + (int64_t)(1e9 * FST_MIN(FST_MAX(seconds, 0), 1e9)));
 }
 
 /* ------------------------------------------------------------------ looking in */

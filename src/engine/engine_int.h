@@ -83,9 +83,12 @@ struct fst_request {
     struct tree_hold hold; /* what it was restored from, and has kept since */
     int64_t n_cached;      /* prompt tokens that came from the cache, the first time */
     struct fst_prefix_report prefix;
-    int64_t n_kept;    /* its last snapshot's positions, restored or taken */
-    int64_t n_fork;    /* where its prompt leaves the pages of others; 0: nowhere */
-    int n_loads;       /* times that a tier was asked since it was admitted */
+    int64_t n_kept; /* its last snapshot's positions, restored or taken */
+    int64_t n_fork; /* where its prompt leaves the pages of others; 0: nowhere */
+    int n_loads;    /* times that a tier was asked since it was admitted */
+    int load_turns; /* that the load has had */
+    bool hastened;  /* it took too long; what has come counts */
+    int64_t load_end_ns;
     bool sits;         /* no page for its row: not in this step */
     int64_t n_written; /* positions that its rings have seen, of rejected drafts too */
     struct fst_spec_stats spec;
@@ -144,9 +147,11 @@ struct fst_engine {
     struct kv kv;
     struct tree tree; /* where `prefix` says that there is one */
     bool prefix;
-    struct tiers *tiers; /* below the tree; NULL: none */
-    bool flushing;       /* a flush waits for copies; until then nothing is known of any prompt */
-    char *kv_disk_dir;   /* owned */
+    struct tiers *tiers;       /* below the tree; NULL: none */
+    struct stream tier_stream; /* of a card: the tiers' own */
+    int load_policy;           /* enum load_policy, prefix.c */
+    bool flushing;     /* a flush waits for copies; until then nothing is known of any prompt */
+    char *kv_disk_dir; /* owned */
     bool check_memory;
     struct model *model;
     struct sampler sampler;
@@ -231,8 +236,8 @@ static inline bool request_decoding(const fst_request *r)
     return r->n_known > r->n_prompt && r->n_known - r->n_committed == 1;
 }
 
-/* prefix.c: of the program: another build may round, or cost, otherwise. */
-uint64_t engine_build_digest(void);
+/* prefix.c: of the program, a card's module and the card. */
+uint64_t engine_build_digest(const struct device *d);
 
 /* verify.c: what a step's rows have given. */
 enum fst_status verify_step(fst_engine *e, const struct step *step, const struct rows *rows,
@@ -251,8 +256,10 @@ enum fst_status engine_word(const char *flag, const char *given, const char *fal
 enum fst_status engine_prepare(fst_engine **out, const struct fst_engine_opts *o);
 
 /* prefix.c, called by the engine's thread but for open and close */
+/* Flags of tiers that say nothing together; FST_EINVAL names one. */
+enum fst_status prefix_check_opts(const struct fst_engine_opts *o);
 enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o);
-void prefix_close(fst_engine *e);
+void prefix_close(fst_engine *e, int64_t end_ns); /* tiers_close_by */
 /* Pages of an open slot for the request's tokens, and what is known of them.  FST_EBUDGET: not enough.
  * FST_EAGAIN: a tier knows more, and fills the slot; prefix_loaded says when it has, prefix_end_load ends it,
  * and then the empty slot has to be placed again. */
@@ -264,7 +271,9 @@ void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, bool ends);
 void prefix_let_go(fst_engine *e, fst_request *r);
 void prefix_flush(fst_engine *e);
 bool prefix_loaded(fst_engine *e, const fst_request *r);
-void prefix_stop_load(fst_engine *e, const fst_request *r);  /* soon */
+void prefix_stop_load(fst_engine *e, const fst_request *r); /* soon */
+/* It is not over yet; wanted: a step would have room for the request's rows. */
+void prefix_wait_load(fst_engine *e, fst_request *r, bool wanted);
 void prefix_await_load(fst_engine *e, const fst_request *r); /* waits: for the end of the engine */
 void prefix_end_load(fst_engine *e, const fst_request *r);
 void prefix_poll(fst_engine *e); /* at the beginning of a turn: locks of copies that are done */

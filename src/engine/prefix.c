@@ -12,6 +12,8 @@
  *
  * What the tree lets go may be in a tier below it (kv/tiers.h): then the request waits in its slot until it is
  * back in the tree, and is placed again. */
+#include <limits.h>
+
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -27,6 +29,12 @@ enum {
     PREFIX_LOADS = 16     /* a load that found less than it was for is followed by one of less */
 };
 
+/* How long a request waits for what only a disk has of it.  Timeout's numbers are SGLang's. */
+enum load_policy { LOAD_WAIT_COMPLETE, LOAD_BEST_EFFORT, LOAD_TIMEOUT };
+#define LOAD_TIMEOUT_NS      INT64_C(1000000000)
+#define LOAD_TIMEOUT_KI_NS   INT64_C(250000000) /* for each 1024 tokens */
+#define LOAD_TIMEOUT_TAIL_NS INT64_C(250000000) /* for a snapshot on what has come */
+
 /* Room for so many of the largest snapshots, within reason: it is written when the engine opens, like all its
  * memory.  Answers are the same with less of it, down to nothing. */
 static int64_t default_budget(const struct kv *kv)
@@ -35,7 +43,52 @@ static int64_t default_budget(const struct kv *kv)
     return FST_MIN(bytes, FST_MIN((int64_t)(mem_available_bytes() / 8), (int64_t)4 << 30));
 }
 
+/* Chunks that the smallest and the largest snapshot of more than a window's ids take. */
+static void snapshot_chunks(const fst_engine *e, int64_t *least, int64_t *most)
+{
+    const struct tree *t = &e->tree;
+    int64_t page = round_up(e->kv.spec.window, KERN_PAGE);
+    *least = div_up(kv_snapshot_bytes(t->kv, page), t->opts.chunk_bytes);
+    *most = div_up(kv_snapshot_bytes(t->kv, page + KERN_PAGE - 1), t->opts.chunk_bytes);
+}
+
+/* Less than that is allowed, and most likely a mistake: nobody would be told otherwise. */
+static void say_if_small(const fst_engine *e)
+{
+    const struct tree *t = &e->tree;
+    int64_t least, most, size = t->opts.chunk_bytes;
+    snapshot_chunks(e, &least, &most);
+    if (t->n_chunks >= most)
+        return;
+    log_warn("prefix cache",
+             "flag=--prefix-cache-mb is=%lld expected=%lld one_snapshot_kib=%lld..%lld effect=%s",
+             (long long)(t->opts.budget_bytes >> 20), (long long)div_up(most * size, 1 << 20),
+             (long long)(least * size >> 10), (long long)(most * size >> 10),
+             t->n_chunks < least ? "prefixes_are_not_kept" : "most_prefixes_are_not_kept");
+}
+
 /* ------------------------------------------------------------------ tiers */
+
+enum fst_status prefix_check_opts(const struct fst_engine_opts *o)
+{
+    const struct {
+        const char *flag;
+        bool given;
+    } needs[] = {{"--kv-disk-mb", o->kv_disk_bytes != 0},
+                 {"--kv-disk-write-mb-hour", o->kv_disk_write_bytes_hour != 0},
+                 {"--kv-disk-zstd", o->kv_disk_zstd}};
+
+    for (size_t i = 0; !o->kv_disk_dir && i < FST_COUNT(needs); i++)
+        if (needs[i].given)
+            return fst_error(FST_EINVAL, "%s needs --kv-disk-dir: no folder is given",
+                             needs[i].flag);
+    if (o->kv_disk_dir && !o->kv_disk_dir[0])
+        return fst_error(FST_EINVAL, "--kv-disk-dir is empty, expected the path of a folder");
+    if (!(o->kv_host_ratio >= 0 && o->kv_host_ratio <= 1e6))
+        return fst_error(FST_EINVAL, "--hicache-ratio must be in [0, 1000000], got %g",
+                         o->kv_host_ratio);
+    return FST_OK;
+}
 
 /* As much as two of each page would take, within reason: it is not written before it is used. */
 static int64_t default_host(const struct kv *kv)
@@ -49,12 +102,20 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
 {
     int64_t parts[KV_LAYERS_MAX];
     char why[512];
-    struct host_opts h = {.budget_bytes =
-                              o->kv_host_bytes < 0 ? default_host(&e->kv) : o->kv_host_bytes,
-                          .layout = (enum host_layout)layout,
+    struct host_opts h = {.layout = (enum host_layout)layout,
                           .part_bytes = parts,
-                          .n_parts = e->kv.spec.n_layers};
+                          .n_parts = e->kv.spec.n_layers,
+                          .stream = e->device ? &e->tier_stream : NULL};
 
+    if (o->kv_host_bytes > 0)
+        h.budget_bytes = o->kv_host_bytes;
+    else if (o->kv_host_ratio > 0)
+        h.n_frames = (int64_t)((double)e->kv.spec.n_pages * o->kv_host_ratio);
+    else
+        h.budget_bytes = default_host(&e->kv);
+    if (o->kv_host_ratio > 0 && h.n_frames < 1 && !h.budget_bytes)
+        return fst_error(FST_EINVAL, "--hicache-ratio %g of %lld pages is none, expected one",
+                         o->kv_host_ratio, (long long)e->kv.spec.n_pages);
     kv_page_bytes(&e->kv, parts);
     enum fst_status rc = host_open(&stores[*n], &h);
     if (rc == FST_ENOMEM) { /* a tier is a help, not a need */
@@ -65,20 +126,21 @@ static enum fst_status open_host(fst_engine *e, const struct fst_engine_opts *o,
         snprintf(why, sizeof why, "%s", fst_error_text());
         return fst_error(rc, "--kv-host-mb: %s", why);
     }
-    e->info.kv_host_bytes = (uint64_t)h.budget_bytes;
+    e->info.kv_host_bytes = (uint64_t)(h.budget_bytes ? h.budget_bytes : host_bytes(stores[*n]));
     ++*n;
     return FST_OK;
 }
 
-uint64_t engine_build_digest(void)
+/* Of the program, a card's module and the card: others may round, or cost, otherwise. */
+uint64_t engine_build_digest(const struct device *d)
 {
     struct file_map m = {0};
     uint64_t h = 0;
 
     if (file_map_open(&m, "/proc/self/exe") == FST_OK)
-        h = hash64(m.data, m.size, 0);
+        h = hash64(m.data, m.size, d ? d->digest : 0);
     file_map_release(&m);
-    return h;
+    return d ? hash64(d->card, strlen(d->card), h) : h;
 }
 
 /* What the bytes of pages and snapshots depend on. */
@@ -87,7 +149,7 @@ static void name_numerics(const fst_engine *e, char *out, size_t size)
     snprintf(out, size,
              "kv1 rows=%s keys=%s precision=%s kernels=%s layers=%d window=%d build=%016llx",
              e->info.kv_layout, e->info.index_keys, e->info.precision, e->kernels.name,
-             e->kv.spec.n_layers, e->window, (unsigned long long)engine_build_digest());
+             e->kv.spec.n_layers, e->window, (unsigned long long)engine_build_digest(e->device));
 }
 
 /* Tensors, and what config.json says about them. */
@@ -107,7 +169,7 @@ static void name_weights(const fst_engine *e, char *out, size_t size)
 static enum fst_status open_disk(fst_engine *e, const struct fst_engine_opts *o,
                                  struct store **stores, int *n)
 {
-    char numerics[DISK_TEXT_MAX + 1], weights[DISK_TEXT_MAX + 1];
+    char numerics[DISK_TEXT_MAX + 1], weights[DISK_TEXT_MAX + 1], why[512];
     struct disk_opts d;
 
     disk_opts_default(&d);
@@ -121,8 +183,10 @@ static enum fst_status open_disk(fst_engine *e, const struct fst_engine_opts *o,
     d.write_bytes_hour = o->kv_disk_write_bytes_hour;
     d.zstd = o->kv_disk_zstd;
     enum fst_status rc = disk_open(&stores[*n], &d);
-    if (rc == FST_EINVAL)
-        return rc;
+    if (rc == FST_EINVAL) {
+        snprintf(why, sizeof why, "%s", fst_error_text());
+        return fst_error(rc, "--kv-disk-dir: %s", why);
+    }
     if (rc <
         0) { /* another server has it, the folder can't be made: a tier is a help, not a need */
         log_warn("tiers", "disk=off why=\"%s\"", fst_error_text());
@@ -145,7 +209,9 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
     static const char *const layouts[] = {"page_first_direct", "layer_first"};
     static const char *const policies[] = {"write_through", "write_through_selective",
                                            "write_back"};
+    static const char *const loads[] = {"wait_complete", "best_effort", "timeout"};
     struct store *stores[TIERS_MAX];
+    char path[PATH_MAX];
     struct tiers_opts t;
     enum fst_status rc = FST_OK;
     int layout, policy, n = 0;
@@ -154,12 +220,16 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
                         FST_COUNT(layouts), &layout));
     FST_TRY(engine_word("--hicache-write-policy", o->kv_write_policy, policies[0], policies,
                         FST_COUNT(policies), &policy));
-    if (!e->prefix || e->device) { /* pages of a card are out of reach of the tiers' thread */
-        if (o->kv_host_bytes || o->kv_disk_dir)
-            log_info("tiers", "off why=%s",
-                     e->prefix ? "not_built_for_cards" : "disable_radix_cache");
+    FST_TRY(engine_word("--hicache-storage-prefetch-policy", o->kv_load_policy, loads[0], loads,
+                        FST_COUNT(loads), &e->load_policy));
+    if (!o->kv_host_bytes && !o->kv_disk_dir)
+        return FST_OK;
+    if (!e->prefix) {
+        log_info("tiers", "off why=disable_radix_cache");
         return FST_OK;
     }
+    if (e->device)
+        FST_TRY(stream_init(&e->tier_stream, e->device, NULL, e->stream.precision, 0));
     if (o->kv_host_bytes)
         rc = open_host(e, o, layout, stores, &n);
     if (rc == FST_OK && o->kv_disk_dir)
@@ -171,13 +241,23 @@ static enum fst_status open_tiers(fst_engine *e, const struct fst_engine_opts *o
     }
     tiers_opts_default(&t);
     t.policy = (enum tiers_policy)policy;
+    t.stream = e->device ? &e->tier_stream : NULL;
     t.wake = wake;
     t.wake_ud = e;
-    FST_TRY(tiers_open(&e->tiers, &e->tree, stores, n, &t));
+    rc = tiers_open(&e->tiers, &e->tree, stores, n, &t);
+    if (rc == FST_ENOMEM) {
+        log_warn("tiers", "off why=\"%s\"", fst_error_text());
+        e->info.kv_host_bytes = 0;
+        e->info.kv_disk_dir = NULL;
+        return FST_OK;
+    }
+    FST_TRY(rc);
     prefix_stats(e);
-    log_info("tiers", "host_mb=%lld disk=%s policy=%s layout=%s",
+    const char *dir = e->info.kv_disk_dir ? e->info.kv_disk_dir : "off";
+    log_info("tiers", "host_mb=%lld disk=%s policy=%s layout=%s loads=%s",
              (long long)(e->info.kv_host_bytes >> 20),
-             e->info.kv_disk_dir ? e->info.kv_disk_dir : "off", policies[policy], layouts[layout]);
+             log_value(path, sizeof path, dir, strlen(dir)), policies[policy], layouts[layout],
+             loads[e->load_policy]);
     return FST_OK;
 }
 
@@ -197,6 +277,7 @@ enum fst_status prefix_open(fst_engine *e, const struct fst_engine_opts *o)
     t.budget_bytes = o->prefix_cache_bytes ? o->prefix_cache_bytes : default_budget(&e->kv);
     FST_TRY(tree_init(&e->tree, &e->kv, &t));
     e->info.prefix_cache_bytes = (uint64_t)(e->tree.n_chunks * t.chunk_bytes);
+    say_if_small(e);
     return open_tiers(e, o);
 }
 
@@ -208,6 +289,18 @@ bool prefix_loaded(fst_engine *e, const fst_request *r)
 void prefix_stop_load(fst_engine *e, const fst_request *r)
 {
     tiers_stop(e->tiers, r->slot);
+}
+
+void prefix_wait_load(fst_engine *e, fst_request *r, bool wanted)
+{
+    bool late = e->load_policy == LOAD_TIMEOUT       ? engine_now_ns() >= r->load_end_ns
+                : e->load_policy == LOAD_BEST_EFFORT ? wanted && r->load_turns > 0
+                                                     : false;
+
+    r->load_turns++;
+    r->hastened |= late;
+    if (late)
+        tiers_hasten(e->tiers, r->slot);
 }
 
 void prefix_await_load(fst_engine *e, const fst_request *r)
@@ -325,6 +418,15 @@ static struct fst_prefix_report report(const fst_engine *e, const fst_request *r
     return p;
 }
 
+static void begin_load(fst_engine *e, fst_request *r, int slot)
+{
+    int64_t ns = LOAD_TIMEOUT_NS + tiers_gain(e->tiers, slot) * LOAD_TIMEOUT_KI_NS / 1024;
+
+    r->load_end_ns = engine_now_ns() + (r->hastened ? LOAD_TIMEOUT_TAIL_NS : ns);
+    r->load_turns = 0;
+    r->n_loads = r->hastened ? PREFIX_LOADS : r->n_loads + 1;
+}
+
 enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
 {
     struct tree_salt salt = salt_of(r);
@@ -337,8 +439,11 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
     if (known)
         tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);
     if (known && e->tiers && r->n_loads < PREFIX_LOADS) {
-        enum fst_status rc = tiers_load(e->tiers, slot, &salt, r->ids, r->n_known, &hit, &r->hold);
-        r->n_loads += rc == FST_OK;
+        /* Of a load that took too long there are some pages: a snapshot may stand on them. */
+        int64_t n = r->hastened ? FST_MIN(hit.n_full + KERN_PAGE, r->n_known) : r->n_known;
+        enum fst_status rc = tiers_load(e->tiers, slot, &salt, r->ids, n, &hit, &r->hold);
+        if (rc == FST_OK)
+            begin_load(e, r, slot);
         if (rc != FST_EAGAIN)
             return rc == FST_OK ? FST_EAGAIN : rc;
         tree_match(&e->tree, &salt, r->ids, r->n_known, &hit);
@@ -434,9 +539,10 @@ void prefix_flush(fst_engine *e)
     e->flushing = tiers_copying(e->tiers);
 }
 
-void prefix_close(fst_engine *e)
+void prefix_close(fst_engine *e, int64_t end_ns)
 {
-    tiers_close(e->tiers);
+    tiers_close_by(e->tiers, end_ns);
+    stream_release(&e->tier_stream);
     tree_release(&e->tree);
     mem_free(e->kv_disk_dir);
 }

@@ -189,6 +189,11 @@ static void drop_ended(fst_engine *e)
 
 /* ------------------------------------------------------------------ admit, room */
 
+static bool decoding(const fst_request *r)
+{
+    return r->n_known > r->n_prompt && r->n_known - r->n_committed == 1;
+}
+
 /* In a slot, with its pages. */
 static void set_running(fst_engine *e, fst_request *r)
 {
@@ -203,6 +208,7 @@ static void back_to_line(fst_engine *e, fst_request *r)
     close_slot(e, r);
     r->n_committed = 0;
     r->n_loads = 0;
+    r->hastened = false;
     r->next = e->wait_first;
     e->wait_first = r;
     if (!e->wait_last)
@@ -219,15 +225,31 @@ static void end_loading(fst_engine *e, fst_request *r, enum fst_finish finish,
     request_finish(r, finish, -1, status, error);
 }
 
+/* Does a step have room for more rows of prompts than those that run fill it with? */
+static bool has_row(const fst_engine *e)
+{
+    int64_t left = e->limits.prefill_rows;
+
+    for (int i = 0; i < e->n_running; i++)
+        if (decoding(e->running[i]))
+            left = FST_MIN(left, e->limits.prefill_rows_while_decoding);
+    for (int i = 0; i < e->n_running; i++)
+        if (!decoding(e->running[i]))
+            left -= e->running[i]->n_known - e->running[i]->n_committed;
+    return left > 0;
+}
+
 /* Who has what a tier had for him runs, or asks for less, or leaves. */
 static void end_loads(fst_engine *e)
 {
     int n = e->n_loading;
+    bool wanted = n > 0 && has_row(e);
 
     e->n_loading = 0;
     for (int i = 0; i < n; i++) {
         fst_request *r = e->loading[i];
         if (!prefix_loaded(e, r)) {
+            prefix_wait_load(e, r, wanted);
             e->loading[e->n_loading++] = r;
             continue;
         }

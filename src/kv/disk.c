@@ -80,6 +80,21 @@ void disk_drop_bad(struct disk *d, int32_t entry, const char *why)
     disk_forget(d, entry);
 }
 
+void disk_bar(struct disk *d, int32_t entry, const char *why)
+{
+    char path[DISK_PATH], dir[PATH_MAX], text[256];
+    pthread_mutex_lock(&d->lock);
+    struct disk_entry *e = &d->set.entry[entry];
+    e->barred = true;
+    disk_path(path, d->set.realm[e->realm].name, &e->key, (enum store_kind)e->kind);
+    pthread_mutex_unlock(&d->lock);
+    if (!d->said_barred)
+        log_warn("disk unreadable", "dir=%s file=%s why=%s effect=missing_until_the_next_start",
+                 log_value(dir, sizeof dir, d->dir_path, strlen(d->dir_path)), path,
+                 log_value(text, sizeof text, why, strlen(why)));
+    d->said_barred = true;
+}
+
 void disk_save(struct disk *d, bool now)
 {
     int64_t at = d->last_ns;
@@ -112,8 +127,7 @@ static void learn(struct disk *d, const struct disk_found *f, int realm, uint8_t
                            .bytes = f->bytes,
                            .realm = (uint16_t)realm,
                            .kind = (uint8_t)f->kind,
-                           .state = DISK_STORED,
-                           .dirty = true};
+                           .state = DISK_STORED};
     const struct disk_head *h = (const struct disk_head *)(const void *)head;
     struct disk_realm *r = &d->set.realm[realm];
     struct store_name name;
@@ -133,10 +147,13 @@ static void learn(struct disk *d, const struct disk_found *f, int realm, uint8_t
             memcpy(r->weights, h->weights, sizeof r->weights);
         }
     }
+    e.dirty = !error; /* the index is not told of what was not seen */
     int32_t at = disk_set_add(&d->set, &e);
     d->n_changes++;
     if (!at)
         d->said_memory = true;
+    else if (error == EACCES || error == EPERM)
+        disk_bar(d, at, strerror(error));
     else if (why && realm == 0 && error != EMFILE && error != ENFILE && error != ENOMEM)
         disk_drop_bad(d, at, why); /* else it may be fine: who asks for it will see */
 }
@@ -234,9 +251,11 @@ static enum fst_status load(struct disk *d)
             break;
     }
     disk_count(d);
+    char dir[PATH_MAX];
     log_info("disk tier",
              "dir=%s objects=%llu bytes=%llu new=%llu realms=%d io=%s index=%s write=%s",
-             d->dir_path, (unsigned long long)d->set.n_objects, (unsigned long long)d->set.bytes,
+             log_value(dir, sizeof dir, d->dir_path, strlen(d->dir_path)),
+             (unsigned long long)d->set.n_objects, (unsigned long long)d->set.bytes,
              (unsigned long long)s.n_new, d->set.n_realms, disk_io_name(d->io),
              d->index ? "yes" : "no", d->dir.read_only ? "no" : "yes");
     return FST_OK;
@@ -249,7 +268,7 @@ static bool has(struct store *s, const struct store_key *key, enum store_kind ki
     struct disk *d = (struct disk *)(void *)s;
     pthread_mutex_lock(&d->lock);
     int32_t at = disk_set_find(&d->set, 0, key, kind);
-    bool there = at && d->set.entry[at].state == DISK_STORED;
+    bool there = at && d->set.entry[at].state == DISK_STORED && !d->set.entry[at].barred;
     pthread_mutex_unlock(&d->lock);
     return there;
 }
@@ -301,7 +320,10 @@ static void release(struct disk *d)
 
 static void close_store(struct store *s)
 {
-    flush(s);
+    if (s->hurry) /* what is half on the disk at a power cut does not check out */
+        disk_save((struct disk *)(void *)s, true);
+    else
+        flush(s);
     release((struct disk *)(void *)s);
 }
 

@@ -1,6 +1,7 @@
 /* disk_get.c - objects out of their files: many in flight, each checked before a byte of it is given out. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -28,6 +29,7 @@ static int open_file(struct disk *d, const char *path)
 /* What opening or reading says about the file, or about us. */
 static void failed(struct disk *d, int32_t entry, int error)
 {
+    char dir[PATH_MAX];
     switch (error) {
     case ENOMEM:
     case EMFILE:
@@ -40,9 +42,14 @@ static void failed(struct disk *d, int32_t entry, int error)
     case ENOENT:
     case ENOTDIR: /* with its folder there may be thousands: one line for all */
         if (!d->said_gone)
-            log_warn("disk gone", "dir=%s why=files_were_removed_from_outside", d->dir_path);
+            log_warn("disk gone", "dir=%s why=files_were_removed_from_outside",
+                     log_value(dir, sizeof dir, d->dir_path, strlen(d->dir_path)));
         d->said_gone = true;
         disk_forget(d, entry);
+        break;
+    case EACCES:
+    case EPERM: /* whoever made it so can undo it */
+        disk_bar(d, entry, strerror(error));
         break;
     default:
         disk_drop_bad(d, entry, strerror(error));
@@ -54,7 +61,7 @@ static void begin(struct disk *d, struct store_get *g, int i)
     char path[DISK_PATH];
     pthread_mutex_lock(&d->lock);
     int32_t at = disk_set_find(&d->set, 0, &g[i].name.key, g[i].name.kind);
-    bool there = at && d->set.entry[at].state == DISK_STORED;
+    bool there = at && d->set.entry[at].state == DISK_STORED && !d->set.entry[at].barred;
     uint64_t bytes = there ? d->set.entry[at].bytes : 0;
     pthread_mutex_unlock(&d->lock);
     if (!there)

@@ -59,7 +59,7 @@ struct disk {
     uint64_t lane_bytes;
     bool direct;  /* O_DIRECT works here */
     bool stopped; /* nothing more is put */
-    bool said_gone, said_memory;
+    bool said_gone, said_memory, said_barred;
     bool folder[256]; /* of realm 0, by two digits: known to be there */
     bool realm_made;
     uint64_t n_made;           /* names in new/ */
@@ -83,6 +83,8 @@ void disk_stop(struct disk *d, const char *what, const char *path, const char *w
 bool disk_forget(struct disk *d, int32_t entry);
 /* One that does not check out: told, dropped, counted. */
 void disk_drop_bad(struct disk *d, int32_t entry, const char *why);
+/* One that we may not read is missing in this run and stays where it is; told once for all of them. */
+void disk_bar(struct disk *d, int32_t entry, const char *why);
 /* Write the index when enough has changed, or in any case. */
 void disk_save(struct disk *d, bool now);
 void disk_count(struct disk *d); /* stats of what is there, under the lock */

@@ -53,8 +53,17 @@ static bool door(bool writes)
     return false;
 }
 
+static atomic_int delay_us;
+
+void disk_io_delay(int us)
+{
+    atomic_store(&delay_us, us);
+}
+
 int disk_sys_open(int dir, const char *path, int flags)
 {
+    if (atomic_load(&delay_us) > 0)
+        usleep((useconds_t)atomic_load(&delay_us));
     return door((flags & (O_WRONLY | O_RDWR)) != 0) ? openat(dir, path, flags | O_CLOEXEC, 0600)
                                                     : -1;
 }

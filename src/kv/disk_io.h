@@ -51,6 +51,8 @@ int64_t disk_sys_read(int fd, void *to, size_t bytes,
  * that write; n 0: off. */
 void disk_io_fail_at(uint64_t n, int error, bool sticky);
 uint64_t disk_io_count(void);
+/* Tests: every file takes so long to open. */
+void disk_io_delay(int us);
 /* Tests: no call of an operation moves more than so many bytes, as calls may; 0: as many as it likes. */
 void disk_io_limit(size_t bytes);
 

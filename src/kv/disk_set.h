@@ -33,7 +33,8 @@ struct disk_entry {
     int32_t tail_next, tail_prev; /* of a snapshot: its place in that list */
     uint16_t realm;
     uint8_t kind, state;
-    bool dirty; /* the index has something else */
+    bool dirty;  /* the index has something else */
+    bool barred; /* the system does not let us read it: missing until the next start */
 };
 
 /* What was written under the same numerics, weights and version. */

@@ -30,6 +30,7 @@ struct host {
     struct store store;
     pthread_mutex_t lock;
     enum host_layout layout;
+    struct stream *stream; /* borrowed; NULL: the host's memory alone */
     int64_t frame_bytes, n_frames, n_buckets, n_free;
     int32_t free; /* first of the chain of free frames */
     int n_parts;
@@ -67,18 +68,23 @@ static size_t payload(const struct store_run *runs, int32_t n)
 }
 
 /* The next `bytes` of the runs from or to one piece of a frame. */
-static void copy_piece(struct run_at *at, uint8_t *piece, size_t bytes, bool out)
+static enum fst_status copy_piece(const struct host *h, struct run_at *at, uint8_t *piece,
+                                  size_t bytes, bool out)
 {
     while (bytes > 0) {
         size_t here = FST_MIN(bytes, at->run->bytes - at->done);
         uint8_t *p = at->run->at + at->done;
-        memcpy(out ? p : piece, out ? piece : p, here);
+        if (h->stream)
+            FST_TRY(stream_copy(h->stream, out ? p : piece, out ? piece : p, here));
+        else
+            memcpy(out ? p : piece, out ? piece : p, here);
         at->done += here;
         piece += here;
         bytes -= here;
         if (at->done == at->run->bytes)
             *at = (struct run_at){at->run + 1, 0};
     }
+    return FST_OK;
 }
 
 static uint8_t *piece_of(const struct host *h, int32_t frame, int part)
@@ -89,16 +95,27 @@ static uint8_t *piece_of(const struct host *h, int32_t frame, int part)
     return h->bytes + f * h->frame_bytes + h->part[part];
 }
 
-static void copy(const struct host *h, int32_t frame, const struct store_run *runs, size_t bytes,
+/* False: the device could not. */
+static bool copy(const struct host *h, int32_t frame, const struct store_run *runs, size_t bytes,
                  bool out)
 {
     struct run_at at = {runs, 0};
+    bool parts = h->layout == HOST_LAYER_FIRST; /* else they lie together */
     for (; bytes > 0; frame = h->next[frame])
-        for (int i = 0; i < h->n_parts && bytes > 0; i++) {
-            size_t here = FST_MIN(bytes, (size_t)(h->part[i + 1] - h->part[i]));
-            copy_piece(&at, piece_of(h, frame, i), here, out);
+        for (int i = 0; i < (parts ? h->n_parts : 1) && bytes > 0; i++) {
+            int64_t size = parts ? h->part[i + 1] - h->part[i] : h->frame_bytes;
+            size_t here = FST_MIN(bytes, (size_t)size);
+            if (copy_piece(h, &at, piece_of(h, frame, i), here, out) < 0)
+                return false;
             bytes -= here;
         }
+    return true;
+}
+
+/* What put or get has begun to copy is done. */
+static bool copied(const struct host *h)
+{
+    return !h->stream || stream_sync(h->stream) == FST_OK;
 }
 
 /* ------------------------------------------------------------------ find; the lock is held */
@@ -312,9 +329,19 @@ static int32_t begin_put(struct host *h, struct store_put *p, size_t bytes, int3
     return chain_take(frame_pool(h), *n_frames);
 }
 
+static void host_clear(struct store *s)
+{
+    struct host *h = of(s);
+    pthread_mutex_lock(&h->lock);
+    while (h->object[0].newer)
+        remove_object(h, h->object[0].newer);
+    pthread_mutex_unlock(&h->lock);
+}
+
 static void host_put(struct store *s, struct store_put *p, int n)
 {
     struct host *h = of(s);
+    bool fine = true;
     h->calls++;
     h->orphans = false;
     for (int i = 0; i < n; i++) {
@@ -328,7 +355,7 @@ static void host_put(struct store *s, struct store_put *p, int n)
         pthread_mutex_unlock(&h->lock);
         if (!at)
             continue;
-        copy(h, at, p[i].runs, bytes, false);
+        fine &= copy(h, at, p[i].runs, bytes, false);
         pthread_mutex_lock(&h->lock);
         add_object(h, at, n_frames, &p[i].name, bytes);
         pthread_mutex_unlock(&h->lock);
@@ -336,6 +363,11 @@ static void host_put(struct store *s, struct store_put *p, int n)
         s->stats.n_put++;
         s->stats.put_bytes += bytes;
     }
+    if (copied(h) && fine)
+        return;
+    host_clear(s); /* nobody knows what came of it */
+    for (int i = 0; i < n; i++)
+        p[i].kept = false;
 }
 
 static void host_get(struct store *s, struct store_get *g, int n)
@@ -354,19 +386,13 @@ static void host_get(struct store *s, struct store_get *g, int n)
         s->stats.n_missed += !g[i].found;
         if (!g[i].found)
             continue;
-        copy(h, at, g[i].runs, bytes, true);
+        g[i].found = copy(h, at, g[i].runs, bytes, true);
         s->stats.n_got++;
         s->stats.got_bytes += bytes;
     }
-}
-
-static void host_clear(struct store *s)
-{
-    struct host *h = of(s);
-    pthread_mutex_lock(&h->lock);
-    while (h->object[0].newer)
-        remove_object(h, h->object[0].newer);
-    pthread_mutex_unlock(&h->lock);
+    bool fine = copied(h);
+    for (int i = 0; i < n; i++)
+        g[i].found &= fine;
 }
 
 static void host_flush(struct store *s)
@@ -376,8 +402,13 @@ static void host_flush(struct store *s)
 
 static void host_close(struct store *s)
 {
-    pthread_mutex_destroy(&of(s)->lock);
-    mem_free(s);
+    struct host *h = of(s);
+    struct stream *stream = h->stream;
+    pthread_mutex_destroy(&h->lock);
+    if (stream)
+        device_free_shared(stream->device, h, (size_t)host_bytes(s));
+    else
+        mem_free(h);
 }
 
 /* ------------------------------------------------------------------ open */
@@ -446,11 +477,17 @@ static const struct store_ops ops = {.has = host_has,
 
 enum fst_status host_open(struct store **out, const struct host_opts *o)
 {
-    struct host plan = {.layout = o->layout, .n_parts = o->n_parts};
+    struct host plan = {.layout = o->layout, .n_parts = o->n_parts, .stream = o->stream};
     int64_t low = 0, high, available = (int64_t)FST_MIN(mem_available_bytes(), INT64_MAX);
     *out = NULL;
     FST_TRY(check_opts(o, &plan.frame_bytes));
-    for (high = FST_MIN(o->budget_bytes / plan.frame_bytes, INT32_MAX - 1); low < high;) {
+    if (!o->budget_bytes && (o->n_frames < 0 || o->n_frames >= INT32_MAX))
+        return fst_error(FST_EINVAL, "host: n_frames is %lld, expected 1 to %d",
+                         (long long)o->n_frames, INT32_MAX - 1);
+    if (!o->budget_bytes)
+        low = o->n_frames;
+    for (high = o->budget_bytes / plan.frame_bytes, high = FST_MIN(high, INT32_MAX - 1);
+         low < high;) {
         int64_t n = high - (high - low) / 2; /* the most frames within the budget */
         if (size_with(&plan, n) <= o->budget_bytes)
             low = n;
@@ -461,7 +498,10 @@ enum fst_status host_open(struct store **out, const struct host_opts *o)
         return fst_error(FST_EINVAL, "host: budget_bytes is %lld, expected %lld or more",
                          (long long)o->budget_bytes, (long long)size_with(&plan, 1));
     int64_t bytes = size_with(&plan, low);
-    uint8_t *block = bytes <= available ? mem_aligned(64, (size_t)bytes) : NULL;
+    uint8_t *block = NULL;
+    if (bytes <= available)
+        block = o->stream ? device_alloc_shared(o->stream->device, (size_t)bytes)
+                          : mem_aligned(64, (size_t)bytes);
     if (!block)
         return fst_error(FST_ENOMEM, "host: no memory for %lld MiB of kept prefixes, %lld are left",
                          (long long)(bytes >> 20), (long long)(available >> 20));
@@ -476,7 +516,7 @@ enum fst_status host_open(struct store **out, const struct host_opts *o)
         h->free = (int32_t)i;
     }
     h->n_free = h->n_frames;
-    h->store = (struct store){.ops = &ops, .name = "host"};
+    h->store = (struct store){.ops = &ops, .name = "host", .far = o->stream != NULL};
     pthread_mutex_init(&h->lock, NULL);
     *out = &h->store;
     return FST_OK;
@@ -485,6 +525,12 @@ enum fst_status host_open(struct store **out, const struct host_opts *o)
 int64_t host_frames(const struct store *s)
 {
     return ((const struct host *)s)->n_frames;
+}
+
+int64_t host_bytes(const struct store *s)
+{
+    struct host h = *(const struct host *)s;
+    return place(&h, NULL);
 }
 
 /* ------------------------------------------------------------------ check */

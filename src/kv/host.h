@@ -14,6 +14,7 @@
 #ifndef FST_KV_HOST_H
 #define FST_KV_HOST_H
 
+#include "device/device.h"
 #include "kv/store.h"
 
 enum host_layout { HOST_PAGE_FIRST_DIRECT, HOST_LAYER_FIRST };
@@ -23,12 +24,17 @@ struct host_opts {
     enum host_layout layout;
     const int64_t *part_bytes; /* (n_parts) of a page in each layer, in the order of its payload */
     int n_parts;
+    int64_t n_frames; /* without a budget: so many */
+    /* Of a device whose memory runs may lie in: copies go over it, on the thread that calls put and get, and
+     * are over when these return.  NULL: the host. */
+    struct stream *stream;
 };
 
 /* FST_EINVAL names the wrong field; FST_ENOMEM when the machine has less than that: nothing is open then,
  * *out is NULL. */
 enum fst_status host_open(struct store **out, const struct host_opts *o);
 int64_t host_frames(const struct store *s);
+int64_t host_bytes(const struct store *s); /* all of its memory */
 /* Tests: every frame free or of one object, every object found and used later than what stands on it.
  * FST_EINTERNAL with the first contradiction.  Not during put, get or clear. */
 enum fst_status host_check(const struct store *s);

@@ -50,6 +50,13 @@ enum fst_status mover_settle(struct kv_mover *m)
     return sending ? stream_sync(&m->side) : FST_OK;
 }
 
+enum fst_status mover_sent(struct kv_mover *m)
+{
+    bool sending = m->sending;
+    m->sending = false;
+    return sending ? stream_sync(&m->side) : FST_OK;
+}
+
 /* ------------------------------------------------------------------ one snapshot */
 
 struct move {
@@ -63,11 +70,8 @@ struct move {
 static enum fst_status launch(struct kv_mover *m)
 {
     struct copy_pieces_args a = {m->piece, m->n_pieces};
-    bool sending = m->sending;
     m->n_pieces = 0;
-    m->sending = false;
-    if (sending)
-        FST_TRY(stream_sync(&m->side));
+    FST_TRY(mover_sent(m));
     m->launched = m->kv->spec.device;
     return m->kernels->copy_pieces(&a, m->stream);
 }

@@ -41,6 +41,8 @@ void mover_release(struct kv_mover *m); /* zero is fine */
 /* The bytes of a slot's snapshot at n.  FST_EINTERNAL: the device cannot copy. */
 enum fst_status mover_take(struct kv_mover *m, int slot, int64_t n, const struct mover_chunks *to);
 enum fst_status mover_put(struct kv_mover *m, int slot, int64_t n, const struct mover_chunks *from);
+/* What has been taken is in the chunks; the stream is not waited for. */
+enum fst_status mover_sent(struct kv_mover *m);
 /* Everything that was asked for is done. */
 enum fst_status mover_settle(struct kv_mover *m);
 

@@ -42,7 +42,7 @@ struct store_name {
     int64_t n; /* positions from the beginning to the object's end */
 };
 
-/* A run of the payload, in host memory. */
+/* A run of the payload, in host memory, or in a device's where the store says that it can (far). */
 struct store_run {
     uint8_t *at;
     size_t bytes;
@@ -76,7 +76,7 @@ struct store_ops {
     void (*clear)(struct store *s); /* forgets all objects */
     /* What was put before is as safe as the store makes it. */
     void (*flush)(struct store *s);
-    void (*close)(struct store *s); /* flushes and frees s */
+    void (*close)(struct store *s); /* flushes, unless in a hurry, and frees s */
 };
 
 struct store_stats { /* since it was opened, but for what is there now */
@@ -90,6 +90,8 @@ struct store {
     const struct store_ops *ops;
     const char *name; /* "host", "disk" */
     bool lasts;       /* what it has outlives the process */
+    bool far;         /* runs may lie in a device's memory */
+    bool hurry;       /* set by the caller: close does not wait until it is safe */
     struct store_stats stats;
 };
 

@@ -4,6 +4,7 @@
  * made from the root on: an object that stands on nothing is of no use to anybody. */
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "kv/tiers_int.h"
 
@@ -51,21 +52,34 @@ static struct store_key key_before(const struct tiers *x, int32_t node, const st
     return node ? x->mark[node].key : tiers_root_key(x, s);
 }
 
-/* Everything that no store has got yet, parents first. */
+/* The pages to a node that no store has got yet, parents first. */
+static void enqueue_path(struct tiers *x, int32_t node)
+{
+    int32_t end = x->queue[0].older;
+    for (int32_t i = node; i && x->mark[i].state == MARK_NONE; i = x->tree->node[i].parent)
+        enqueue_behind(x, i, end);
+}
+
+static void enqueue_snapshot(struct tiers *x, int32_t i)
+{
+    enqueue_path(x, x->tree->snapshot[i].node);
+    if (x->mark[tiers_entry_of_snapshot(x, i)].state == MARK_NONE)
+        enqueue(x, tiers_entry_of_snapshot(x, i));
+}
+
+/* Everything that no store has got yet: what was used last first, each snapshot behind its pages, then pages
+ * that nobody can go on from. */
 static void enqueue_all(struct tiers *x)
 {
     const struct tree *t = x->tree;
-    for (int32_t p = 1; p <= t->kv->spec.n_pages; p++) {
-        int32_t end = x->queue[0].older;
-        if (t->kv->kept[p] == KV_NOT_KEPT)
-            continue;
-        for (int32_t i = p; i && x->mark[i].state == MARK_NONE; i = t->node[i].parent)
-            enqueue_behind(x, i, end);
-    }
+    for (int32_t i = t->snapshot_use[0].older; i; i = t->snapshot_use[i].older)
+        enqueue_snapshot(x, i);
     for (int32_t i = 1; i <= t->n_chunks; i++)
-        if (t->snapshot[i].n && !t->snapshot[i].expected &&
-            x->mark[tiers_entry_of_snapshot(x, i)].state == MARK_NONE)
-            enqueue(x, tiers_entry_of_snapshot(x, i));
+        if (t->snapshot[i].n && !t->snapshot[i].expected) /* locked ones, at a flush */
+            enqueue_snapshot(x, i);
+    for (int32_t p = 1; p <= t->kv->spec.n_pages; p++)
+        if (t->kv->kept[p] != KV_NOT_KEPT)
+            enqueue_path(x, p);
 }
 
 static bool copied_when_kept(const struct tiers *x)
@@ -257,10 +271,21 @@ static void from_the_oldest(struct tiers *x, struct backup *b)
             from_snapshot(x, b, i);
 }
 
+/* On a card, what a job reads has been computed when it begins, and who had what it writes to is done. */
+static enum fst_status order(struct tiers *x)
+{
+    return x->far.kv ? stream_after(x->far.stream, x->tree->opts.stream) : FST_OK;
+}
+
 static bool post(struct tiers *x, struct backup *b)
 {
     if (b->n == 0)
         return false;
+    if (order(x) < 0 || mover_sent(&x->tree->mover) < 0) { /* the steps will say so too */
+        for (int i = 0; i < b->n; i++)
+            x->mark[b->entry[i]].state = MARK_REFUSED;
+        return false;
+    }
     tree_lock_nodes(x->tree, b->hold.node);
     if (b->hold.snapshot)
         tree_lock_snapshot(x->tree, b->hold.snapshot);
@@ -377,6 +402,8 @@ enum fst_status tiers_load(struct tiers *x, int slot, const struct tree_salt *sa
     l->n = tiers_find(x, salt, ids, n_ids, hit, hit->n_restore + x->o.min_gain, &l->key);
     if (!l->n)
         return FST_EAGAIN;
+    if (order(x) < 0)
+        return FST_EAGAIN;
     l->gain = l->n - hit->n_restore;
     l->salt = *salt;
     l->ids = ids;
@@ -384,7 +411,7 @@ enum fst_status tiers_load(struct tiers *x, int slot, const struct tree_salt *sa
     l->came = 0;
     l->snapshot_came = false;
     l->next = NULL;
-    atomic_store(&l->stop, false);
+    atomic_store(&l->stop, LOAD_ON);
     FST_TRY(prepare(x, slot, l, n_ids, hit));
     x->n_loads++;
     x->n_posted++;
@@ -410,7 +437,18 @@ bool tiers_loading(struct tiers *x, int slot)
 
 void tiers_stop(struct tiers *x, int slot)
 {
-    atomic_store(&x->load[slot].stop, true);
+    atomic_store(&x->load[slot].stop, LOAD_STOPPED);
+}
+
+void tiers_hasten(struct tiers *x, int slot)
+{
+    int on = LOAD_ON;
+    (void)atomic_compare_exchange_strong(&x->load[slot].stop, &on, LOAD_HASTENED);
+}
+
+int64_t tiers_gain(struct tiers *x, int slot)
+{
+    return x->load[slot].gain;
 }
 
 void tiers_await(struct tiers *x, int slot)
@@ -487,6 +525,8 @@ static enum fst_status start(struct tiers *x)
     if (!x->block)
         return fst_error(FST_ENOMEM, "tiers: no memory for %zu bytes of tables", bytes);
     place(x, x->block);
+    if (kv->spec.device)
+        FST_TRY(tiers_far_init(&x->far, kv, x->tree->opts.kernels, x->o.stream, TIERS_BATCH));
     if (pthread_create(&x->thread, NULL, tiers_thread, x) != 0)
         return fst_error(FST_EMACHINE, "tiers: cannot start a thread");
     x->thread_started = true;
@@ -518,8 +558,8 @@ enum fst_status tiers_open(struct tiers **out, struct tree *tree, struct store *
     if (o->min_gain < 1)
         rc = fst_error(FST_EINVAL, "tiers: min_gain is %lld, expected 1 or more",
                        (long long)o->min_gain);
-    else if (tree->kv->spec.device)
-        rc = fst_error(FST_EUNSUPPORTED, "tiers: KV memory is on %s, expected the host's",
+    else if (tree->kv->spec.device && (!o->stream || !tree->opts.kernels))
+        rc = fst_error(FST_EINVAL, "tiers: stream and the tree's kernels are expected for %s",
                        tree->kv->spec.device->name);
     if (rc < 0 || (rc = start(x)) < 0) {
         tiers_close(x);
@@ -530,9 +570,29 @@ enum fst_status tiers_open(struct tiers **out, struct tree *tree, struct store *
     return FST_OK;
 }
 
-void tiers_wait(struct tiers *x)
+/* Something is done, or it is that late; false then.  The lock is held. */
+static bool wait_done(struct tiers *x, int64_t end_ns)
 {
-    for (;;) {
+    struct timespec t;
+    int64_t left = end_ns - clock_ns();
+    if (end_ns == INT64_MAX) {
+        pthread_cond_wait(&x->done, &x->lock);
+        return true;
+    }
+    if (left <= 0)
+        return false;
+    clock_gettime(CLOCK_REALTIME, &t);
+    left = FST_MIN(left, INT64_C(1000000000)) + t.tv_nsec; /* looked at again each second */
+    t.tv_sec += (time_t)(left / 1000000000);
+    t.tv_nsec = (long)(left % 1000000000);
+    (void)pthread_cond_timedwait(&x->done, &x->lock, &t);
+    return true;
+}
+
+/* False: it is that late, and there is still something to do. */
+static bool wait_by(struct tiers *x, int64_t end_ns)
+{
+    for (bool in_time = true;;) {
         bool busy;
         tiers_poll(x);
         tiers_post(x);
@@ -546,15 +606,38 @@ void tiers_wait(struct tiers *x)
         for (int i = 0; i < TIERS_JOBS; i++)
             done |= x->backup[i].state == JOB_DONE;
         if (busy && !done)
-            pthread_cond_wait(&x->done, &x->lock);
+            in_time = wait_done(x, end_ns);
         pthread_mutex_unlock(&x->lock);
         if (!busy && !x->clearing)
-            return;
+            return true;
+        if (!in_time || (end_ns != INT64_MAX && clock_ns() >= end_ns))
+            return false;
     }
 }
 
+void tiers_wait(struct tiers *x)
+{
+    (void)wait_by(x, INT64_MAX);
+}
+
+/* What is queued is not copied any more; what is posted, only if that has begun. */
+static void give_up(struct tiers *x)
+{
+    int64_t left = x->n_queued;
+    while (x->queue[0].newer)
+        dequeue(x, x->queue[0].newer);
+    for (int i = 0; i < x->n_stores; i++)
+        x->store[i]->hurry = true;
+    pthread_mutex_lock(&x->lock);
+    for (int i = 0; i < TIERS_JOBS; i++)
+        left += x->backup[i].state == JOB_POSTED ? x->backup[i].n : 0;
+    x->hurry = true;
+    pthread_mutex_unlock(&x->lock);
+    log_warn("tiers", "not all that is kept was written in time left=%lld", (long long)left);
+}
+
 /* What the tree has at the end, to stores that last. */
-static void drain(struct tiers *x)
+static void drain(struct tiers *x, int64_t end_ns)
 {
     bool lasts = false;
     for (int i = 0; i < x->n_stores; i++)
@@ -563,18 +646,24 @@ static void drain(struct tiers *x)
         return;
     log_info("tiers", "what is kept is written before the end pages=%lld snapshots=%lld",
              (long long)x->tree->n_nodes, (long long)x->tree->n_snapshots);
-    tiers_wait(x);
+    bool all = wait_by(x, end_ns);
     x->draining = true;
     enqueue_all(x);
-    tiers_wait(x);
+    if (!all || !wait_by(x, end_ns))
+        give_up(x);
 }
 
 void tiers_close(struct tiers *x)
 {
+    tiers_close_by(x, INT64_MAX);
+}
+
+void tiers_close_by(struct tiers *x, int64_t end_ns)
+{
     if (!x)
         return;
     if (x->thread_started) {
-        drain(x);
+        drain(x, end_ns);
         pthread_mutex_lock(&x->lock);
         x->quit = true;
         pthread_cond_signal(&x->work);
@@ -588,6 +677,7 @@ void tiers_close(struct tiers *x)
     }
     for (int i = 0; i < x->n_stores; i++)
         x->store[i]->ops->close(x->store[i]);
+    tiers_far_release(&x->far);
     pthread_cond_destroy(&x->done);
     pthread_cond_destroy(&x->work);
     pthread_mutex_destroy(&x->lock);

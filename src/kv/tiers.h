@@ -14,6 +14,11 @@
  *           and the request goes on as after any hit.  Of an incomplete load the pages up to the first
  *           missing one are kept, for a shorter snapshot to stand on.
  *
+ * On a card.  Pages go through a piece of its memory, gathered or scattered by one launch each batch, and from
+ * there to where a store wants them: a far one copies them itself, for others they pass through host memory.
+ * The worker's launches and copies are on a stream of its own, which is ordered behind the steps' when a job is
+ * posted: what is copied has been computed, and who had the pages of a load before is done with them.
+ *
  * Keys.  The root's hashes the salt, a page's its parent's key and its ids, a snapshot's the key of the page
  * before it and the ids behind, so nothing of one salt is found under another. */
 #ifndef FST_KV_TIERS_H
@@ -30,6 +35,7 @@ struct tiers_opts {
     enum tiers_policy policy;
     int64_t min_gain;       /* tokens; fewer are computed sooner than loaded */
     uint64_t key_mask;      /* bits of a key that count; fewer than all are for tests */
+    struct stream *stream;  /* of a card's KV memory: borrowed, the tiers' own; else NULL */
     void (*wake)(void *ud); /* something is done: from the tiers' thread, NULL: nobody waits */
     void *wake_ud;
 };
@@ -41,9 +47,12 @@ void tiers_opts_default(struct tiers_opts *o); /* write_through, 64 tokens, all 
  * thread. */
 enum fst_status tiers_open(struct tiers **out, struct tree *tree, struct store *const *stores,
                            int n, const struct tiers_opts *o);
-/* Writes what the tree still has to stores that last, closes all; before tree_release.  No load is under way.
- * NULL is fine. */
+/* Writes what the tree still has to stores that last, what was used last first; closes all; before
+ * tree_release.  No load is under way.  NULL is fine. */
 void tiers_close(struct tiers *x);
+/* The same, but what is not written by then (clock_ns) is not: calls of stores that have begun come to their
+ * end, and one line says how much was left. */
+void tiers_close_by(struct tiers *x, int64_t end_ns);
 
 /* The engine's thread, all of these. */
 
@@ -63,6 +72,9 @@ enum fst_status tiers_load(struct tiers *x, int slot, const struct tree_salt *sa
                            struct tree_hold *hold);
 bool tiers_loading(struct tiers *x, int slot); /* false: tiers_end may be called, and has to be */
 void tiers_stop(struct tiers *x, int slot);    /* it ends soon, with what has come */
+void tiers_hasten(struct tiers *x,
+                  int slot); /* the same, but for what stores in memory have of the rest */
+int64_t tiers_gain(struct tiers *x, int slot); /* what it is for: tokens more than the tree had */
 void tiers_await(struct tiers *x, int slot);   /* waits until it has ended */
 /* The tree adopts what has come; slot and hold are empty.  True: all of it has. */
 bool tiers_end(struct tiers *x, int slot);

@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "kv/tiers.h"
+#include "kv/tiers_far.h"
 #include "kv/tree_int.h"
 
 enum {
@@ -43,10 +44,12 @@ struct backup {
     struct tree_hold hold;
 };
 
+enum load_stop { LOAD_ON, LOAD_HASTENED, LOAD_STOPPED };
+
 struct load {
     enum job_state state;
     struct load *next; /* posted behind it */
-    atomic_bool stop;
+    atomic_int stop;   /* enum load_stop */
     struct tree_salt salt;
     const int32_t *ids;     /* borrowed */
     struct tree_hold *hold; /* borrowed, the engine's */
@@ -83,13 +86,14 @@ struct tiers {
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     /* under the lock */
-    bool quit, clear;
+    bool quit, clear, hurry; /* hurry: posted copies are given up */
     struct load *first_load, *last_load;
     struct backup backup[TIERS_JOBS];
     int next_backup; /* the older of the posted ones */
     struct store_stats stats[TIERS_MAX];
 
     /* the worker */
+    struct tiers_far far;   /* where KV memory is a card's */
     struct store_run *runs; /* (n_runs) of a batch of pages, or of a snapshot */
     int64_t n_runs, page_runs;
     int64_t unsafe_ns; /* since then something is put that was not flushed; 0: nothing */

@@ -5,18 +5,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "kv/tiers_int.h"
 
 enum {
     FLUSH_NS = 1000000000
 }; /* what was put is made safe when nothing else is to do for so long */
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ------------------------------------------------------------------ runs */
 
@@ -33,10 +27,14 @@ static enum fst_status add_run(void *ud, uint8_t *at, size_t bytes)
     return FST_OK;
 }
 
-static struct runs page_runs(const struct tiers *x, int place, int32_t page)
+/* Of page i of a batch, for a store. */
+static struct runs page_runs(const struct tiers *x, int i, int32_t page, const struct store *s)
 {
-    struct runs r = {x->runs + place * x->page_runs, 0, x->page_runs};
-    (void)kv_page_runs(x->tree->kv, page, add_run, &r);
+    struct runs r = {x->runs + i * x->page_runs, 0, x->page_runs};
+    if (x->far.kv)
+        (void)add_run(&r, tiers_far_place(&x->far, i, !s->far), (size_t)x->far.page_bytes);
+    else
+        (void)kv_page_runs(x->tree->kv, page, add_run, &r);
     return r;
 }
 
@@ -58,7 +56,7 @@ static void put_to(struct tiers *x, struct backup *b, struct store *s)
         /* A snapshot is put again to be the last used one; it is not written again. */
         if (page && s->ops->has(s, &b->name[i].key, STORE_PAGE))
             continue;
-        struct runs r = page ? page_runs(x, n, b->entry[i]) : snapshot_runs(x, b->hold.snapshot);
+        struct runs r = page ? page_runs(x, i, b->entry[i], s) : snapshot_runs(x, b->hold.snapshot);
         which[n] = i;
         put[n++] = (struct store_put){b->name[i], r.at, (int32_t)r.n, false};
     }
@@ -67,37 +65,60 @@ static void put_to(struct tiers *x, struct backup *b, struct store *s)
     for (int k = 0; k < n; k++)
         b->kept[which[k]] &= put[k].kept;
     if (n > 0 && s->lasts && !x->unsafe_ns)
-        x->unsafe_ns = now_ns();
+        x->unsafe_ns = clock_ns();
+}
+
+/* On a card: pages to where the store reads them. */
+static bool bring(struct tiers *x, const struct backup *b, const struct store *s, bool *gathered)
+{
+    if (!x->far.kv || b->name[0].kind != STORE_PAGE)
+        return true;
+    if (!*gathered && tiers_far_gather(&x->far, b->entry, b->n) < 0)
+        return false;
+    *gathered = true;
+    return s->far || tiers_far_near(&x->far, b->n) == FST_OK;
 }
 
 static void do_backup(struct tiers *x, struct backup *b)
 {
-    for (int i = 0; i < b->n; i++)
-        b->kept[i] = true;
-    for (int s = 0; s < x->n_stores; s++)
-        if (!x->draining || x->store[s]->lasts)
+    bool gathered = false;
+    for (int s = 0; s < x->n_stores; s++) {
+        if (x->draining && !x->store[s]->lasts)
+            continue;
+        if (bring(x, b, x->store[s], &gathered))
             put_to(x, b, x->store[s]);
+        else
+            memset(b->kept, false, sizeof b->kept);
+    }
 }
 
 /* ------------------------------------------------------------------ loads */
 
-/* Those that are not found in one store are asked of the next. */
-static void get_from_any(struct tiers *x, struct store_get *g, int n)
+/* Those that are not found in one store are asked of the next; in haste no disk is. */
+static void get_from_any(struct tiers *x, const struct load *l, struct store_get *g, int n,
+                         bool *from_near)
 {
     struct store_get ask[TIERS_BATCH];
     int which[TIERS_BATCH];
     for (int s = 0; s < x->n_stores; s++) {
         struct store *store = x->store[s];
         int k = 0;
+        if (store->lasts && atomic_load(&l->stop) != LOAD_ON)
+            continue;
         for (int i = 0; i < n; i++)
             if (!g[i].found && store->ops->has(store, &g[i].name.key, g[i].name.kind)) {
                 which[k] = i;
-                ask[k++] = g[i];
+                ask[k] = g[i];
+                if (g[i].name.kind == STORE_PAGE)
+                    ask[k].runs = page_runs(x, i, l->pages[g[i].name.n / KERN_PAGE - 1], store).at;
+                k++;
             }
         if (k > 0)
             store->ops->get(store, ask, k);
-        for (int i = 0; i < k; i++)
+        for (int i = 0; i < k; i++) {
             g[which[i]].found = ask[i].found;
+            from_near[which[i]] = !store->far;
+        }
     }
 }
 
@@ -127,7 +148,8 @@ static bool load_snapshot(struct tiers *x, const struct load *l)
     if (page > 0)
         g.name.parent = l->keys[page];
     memcpy(g.name.salt, l->salt.word, sizeof g.name.salt);
-    get_from_any(x, &g, 1);
+    bool near;
+    get_from_any(x, l, &g, 1, &near);
     return g.found;
 }
 
@@ -135,22 +157,26 @@ static bool load_snapshot(struct tiers *x, const struct load *l)
 static bool load_pages(struct tiers *x, struct load *l, int n)
 {
     struct store_get g[TIERS_BATCH];
-    for (int i = 0; i < n; i++) {
-        int64_t page = l->first + l->came + i;
-        struct runs r = page_runs(x, i, l->pages[page]);
-        g[i] = (struct store_get){name_of(l, page), r.at, (int32_t)r.n, false};
-    }
-    get_from_any(x, g, n);
+    bool found[TIERS_BATCH], near[TIERS_BATCH] = {0};
+    int64_t first = l->first + l->came;
+    int32_t n_runs = (int32_t)(x->far.kv ? 1 : x->page_runs);
+    for (int i = 0; i < n; i++)
+        g[i] = (struct store_get){name_of(l, first + i), NULL, n_runs, false};
+    get_from_any(x, l, g, n, near);
+    for (int i = 0; i < n; i++)
+        found[i] = g[i].found;
+    if (x->far.kv && tiers_far_scatter(&x->far, l->pages + first, n, found, near) < 0)
+        return false;
     for (int i = 0; i < n; i++, l->came++)
-        if (!g[i].found)
+        if (!found[i])
             return false;
     return true;
 }
 
 static void do_load(struct tiers *x, struct load *l)
 {
-    l->snapshot_came = !atomic_load(&l->stop) && load_snapshot(x, l);
-    for (bool ok = l->snapshot_came; ok && !atomic_load(&l->stop);) {
+    l->snapshot_came = atomic_load(&l->stop) != LOAD_STOPPED && load_snapshot(x, l);
+    for (bool ok = l->snapshot_came; ok && atomic_load(&l->stop) != LOAD_STOPPED;) {
         int64_t left = l->end - l->first - l->came;
         ok = left > 0 && load_pages(x, l, (int)FST_MIN(left, TIERS_BATCH));
     }
@@ -187,8 +213,11 @@ static void next_backup(struct tiers *x)
 {
     struct backup *b = &x->backup[x->next_backup];
     x->next_backup = (x->next_backup + 1) % TIERS_JOBS;
+    bool given_up = x->hurry;
     pthread_mutex_unlock(&x->lock);
-    do_backup(x, b);
+    memset(b->kept, !given_up, sizeof b->kept);
+    if (!given_up)
+        do_backup(x, b);
     finish(x, &b->state);
 }
 
@@ -217,7 +246,7 @@ static void flush(struct tiers *x)
 static void rest(struct tiers *x)
 {
     struct timespec until;
-    if (x->unsafe_ns && now_ns() - x->unsafe_ns >= FLUSH_NS) {
+    if (x->unsafe_ns && clock_ns() - x->unsafe_ns >= FLUSH_NS) {
         flush(x);
         return;
     }

@@ -41,6 +41,7 @@ struct server {
     struct hash128
         salt; /* of this process or its folder (secret.c): nobody outside can make two keys alike */
     int64_t drain_deadline_ms;
+    int64_t stop_ns; /* when it was told to stop; 0: not yet */
     bool cancelled_all;
     int64_t last_log_ns;
     uint64_t last_log_steps;

@@ -2,6 +2,7 @@
 #include "server/server.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <math.h>
 #include <netdb.h>
 #include <pthread.h>
@@ -293,6 +294,7 @@ static void on_signal(void *ud, int signum)
     }
     bool loading = s->state == SERVER_STARTING;
     s->state = SERVER_DRAINING;
+    s->stop_ns = clock_ns();
     s->drain_deadline_ms = loop_now_ms(s->loop) + (int64_t)(1e3 * s->o.shutdown_grace_s);
     if (loading && s->load.stage == LOAD_RUNNING) {
         /* Opening a checkpoint cannot be interrupted; nothing of it needs an orderly end. */
@@ -411,6 +413,62 @@ static enum fst_status serve(struct server *s)
     return FST_OK;
 }
 
+/* What of the grace requests have left, at least two seconds of it, is for writing what is kept. */
+static double writing_s(const struct server *s)
+{
+    double spent = s->stop_ns ? clock_seconds(clock_ns() - s->stop_ns) : 0;
+    return FST_MAX(s->o.shutdown_grace_s - spent, FST_MIN(s->o.shutdown_grace_s, 2));
+}
+
+/* A disk that hangs keeps a call in the system for as long as it likes: then the process ends without it. */
+struct guard {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct timespec until;
+    bool over;
+    int status;
+};
+
+static void *guard_thread(void *ud)
+{
+    struct guard *g = ud;
+    int rc = 0;
+    pthread_mutex_lock(&g->lock);
+    while (!g->over && rc != ETIMEDOUT)
+        rc = pthread_cond_timedwait(&g->changed, &g->lock, &g->until);
+    if (!g->over) {
+        log_warn("stopped", "reason=grace while=writing");
+        log_stop();
+        _exit(g->status);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return NULL;
+}
+
+static void close_engine(struct server *s, int status)
+{
+    enum { CALL_S = 2 }; /* for a call of the disk's that has begun */
+    double seconds = writing_s(s);
+    struct guard g = {.status = status};
+    pthread_t thread;
+    pthread_mutex_init(&g.lock, NULL);
+    pthread_cond_init(&g.changed, NULL);
+    clock_gettime(CLOCK_REALTIME, &g.until);
+    int64_t end_ns = g.until.tv_nsec + (int64_t)((seconds + CALL_S) * 1e9);
+    g.until.tv_sec += (time_t)(end_ns / 1000000000);
+    g.until.tv_nsec = (long)(end_ns % 1000000000);
+    bool guarded = s->engine && pthread_create(&thread, NULL, guard_thread, &g) == 0;
+    fst_engine_close_within(s->engine, seconds);
+    pthread_mutex_lock(&g.lock);
+    g.over = true;
+    pthread_cond_signal(&g.changed);
+    pthread_mutex_unlock(&g.lock);
+    if (guarded)
+        pthread_join(thread, NULL);
+    pthread_cond_destroy(&g.changed);
+    pthread_mutex_destroy(&g.lock);
+}
+
 enum fst_status server_run(const struct server_opts *o)
 {
     FST_ASSERT(o->engine.model_dir);
@@ -449,7 +507,7 @@ enum fst_status server_run(const struct server_opts *o)
     }
     FST_ASSERT(!s->gens);
     FST_ASSERT(s->handles_taken == s->handles_given);
-    fst_engine_close(s->engine);
+    close_engine(s, rc < 0);
     loop_free(s->loop);
     chat_memory_free(s->memory);
     tokenizer_free(s->tok);

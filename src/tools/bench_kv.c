@@ -1,18 +1,19 @@
 /* bench_kv.c - `bench kv`: what the prefix tree costs: finding a long prompt, taking and restoring snapshots of a
- * model's geometry, against a plain copy of as many bytes in the same run: memcpy, or over the bus of a card.  No
- * weights, no engine; the contents do not matter. */
+ * model's geometry, and what brings pages to a host tier and back, against a plain copy in the same run: memcpy, or
+ * over the bus of a card.  No weights, no engine; the contents do not matter. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "kv/host.h"
 #include "kv/snapshot.h"
-#include "kv/tree.h"
+#include "kv/tiers.h"
 #include "model/model.h"
 #include "tools/bench.h"
 #include "weights/weights.h"
 
-enum { TIMES = 15, KEPT = 4, TOKENS = 100000 };
+enum { TIMES = 15, KEPT = 4, TOKENS = 100000, TIER_PAGES = 256 };
 
 struct kv_bench {
     struct bench *b;
@@ -37,21 +38,27 @@ static int by_time(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The median of k->us as a row. */
-static enum fst_status put(struct kv_bench *k, const char *name, const char *kind, int64_t n,
-                           double bytes)
+/* The median of so many of k->us as a row. */
+static enum fst_status put_times(struct kv_bench *k, const char *name, const char *kind, int64_t n,
+                                 double bytes, int times)
 {
-    qsort(k->us, TIMES, sizeof *k->us, by_time);
+    qsort(k->us, (size_t)times, sizeof *k->us, by_time);
     struct bench_row *r = bench_add(k->b, name, kind);
     if (!r)
         return fst_error(FST_ENOMEM, "bench: no memory");
     r->rows = 1;
-    r->calls = TIMES;
+    r->calls = times;
     r->context = n;
-    r->time_us = k->us[TIMES / 2];
-    r->p95_us = k->us[TIMES - 1];
+    r->time_us = k->us[times / 2];
+    r->p95_us = k->us[times - 1];
     r->c.bytes = bytes;
     return FST_OK;
+}
+
+static enum fst_status put(struct kv_bench *k, const char *name, const char *kind, int64_t n,
+                           double bytes)
+{
+    return put_times(k, name, kind, n, bytes, TIMES);
 }
 
 static double since_us(int64_t start)
@@ -205,6 +212,64 @@ static enum fst_status at(struct kv_bench *k, const char *kind, int64_t n)
     return take_stream(k, &hit, kind, bytes);
 }
 
+/* Pages of the slot to a host tier by the tiers' own thread, and from there to another slot, over and over. */
+static enum fst_status to_and_fro(struct kv_bench *k, struct tiers *x, int64_t n, double bytes)
+{
+    const struct tree_salt salt = {{0}};
+    struct tree_hold hold = {0};
+    struct tree_hit hit;
+    int slot;
+
+    int64_t start = clock_ns();
+    FST_TRY(tree_take(&k->tree, k->slot, &salt, k->ids, n, n, NULL));
+    tiers_wait(x);
+    k->us[0] = since_us(start);
+    FST_TRY(put_times(k, "kv/host_put", "pages", n, bytes, 1));
+    kv_slot_close(&k->kv, k->slot);
+    FST_TRY(kv_slot_open(&k->kv, &slot));
+    for (int i = 0; i < TIMES; i++) {
+        tree_flush(&k->tree);
+        tree_match(&k->tree, &salt, k->ids, n + 1, &hit);
+        start = clock_ns();
+        FST_TRY(tiers_load(x, slot, &salt, k->ids, n + 1, &hit, &hold));
+        tiers_await(x, slot);
+        k->us[i] = since_us(start);
+        if (!tiers_end(x, slot))
+            return fst_error(FST_EINTERNAL, "bench: of %lld ids not all came back", (long long)n);
+        tiers_wait(x);
+    }
+    return put(k, "kv/host_get", "pages", n, bytes);
+}
+
+static enum fst_status host_tier(struct kv_bench *k)
+{
+    int64_t parts[KV_LAYERS_MAX], page = kv_page_bytes(&k->kv, parts);
+    int64_t pages = FST_MIN((k->n - 1) / KERN_PAGE, TIER_PAGES), n = pages * KERN_PAGE;
+    int64_t snapshot = kv_snapshot_bytes(&k->kv, n);
+    struct stream side = {0};
+    struct host_opts h = {.n_frames = pages + div_up(snapshot, page),
+                          .part_bytes = parts,
+                          .n_parts = k->kv.spec.n_layers,
+                          .stream = k->device ? &side : NULL};
+    struct tiers_opts to;
+    struct tiers *x = NULL;
+    struct store *store;
+
+    tree_flush(&k->tree);
+    if (k->device)
+        FST_TRY(stream_init(&side, k->device, NULL, PRECISION_NATIVE, 0));
+    enum fst_status rc = host_open(&store, &h);
+    tiers_opts_default(&to);
+    to.stream = h.stream;
+    if (rc == FST_OK)
+        rc = tiers_open(&x, &k->tree, &store, 1, &to);
+    if (rc == FST_OK)
+        rc = to_and_fro(k, x, n, (double)(pages * page + snapshot));
+    tiers_close(x);
+    stream_release(&side);
+    return rc;
+}
+
 static enum fst_status run(struct kv_bench *k)
 {
     const struct tree_salt salt = {{0}};
@@ -219,7 +284,8 @@ static enum fst_status run(struct kv_bench *k)
         tree_match(&k->tree, &salt, k->ids, k->n, &hit);
         k->us[i] = since_us(start);
     }
-    return put(k, "kv/match", "ids", k->n, (double)k->n * (double)sizeof *k->ids);
+    FST_TRY(put(k, "kv/match", "ids", k->n, (double)k->n * (double)sizeof *k->ids));
+    return host_tier(k);
 }
 
 enum fst_status bench_kv(struct bench *b, const struct options *o)

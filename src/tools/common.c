@@ -64,16 +64,27 @@ static const struct option_def engine_defs[] = {
      .max = 1 << 14,
      .arg = "N",
      .help = "the same with so many GB"},
+    {.name = "hicache-ratio",
+     .type = OPTION_FLOAT,
+     .min = 0.001,
+     .max = 1e6,
+     .arg = "R",
+     .help = "the same with room for so many times the KV pages (2, in a quarter of what is free)"},
     {.name = "hicache-mem-layout",
      .type = OPTION_WORD,
      .initial = "page_first_direct",
-     .words = "page_first_direct layer_first",
+     .words = "page_first_direct=page_first layer_first",
      .help = "where the bytes of a page lie there"},
+    {.name = "hicache-io-backend",
+     .type = OPTION_WORD,
+     .words = "direct kernel",
+     .no_use = "a card gathers pages by a kernel and copies them directly"},
     {.name = "kv-disk-dir",
      .type = OPTION_TEXT,
      .arg = "DIR",
      .help = "keep it in this folder too, for the next start"},
     {.name = "kv-disk-mb",
+     .alias = "kv-disk-space-mb",
      .type = OPTION_INT,
      .min = 1,
      .max = 1 << 30,
@@ -94,6 +105,14 @@ static const struct option_def engine_defs[] = {
      .initial = "write_through",
      .words = "write_through write_through_selective write_back",
      .help = "copy at once, what is used again, or what is about to go"},
+    {.name = "hicache-storage-prefetch-policy",
+     .alias = "kv-load-policy",
+     .type = OPTION_WORD,
+     .initial = "wait_complete",
+     .words = "wait_complete best_effort timeout",
+     .help =
+         "how long a request waits for what only the disk has: to the end, no longer than it is "
+         "kept from running, or a second and 0.25 per 1024 tokens"},
     {.name = "kernels",
      .type = OPTION_TEXT,
      .initial = "auto",
@@ -313,7 +332,24 @@ static int64_t host_bytes(const struct options *o)
         return options_int(o, "kv-host-mb", 0) << 20;
     if (options_is_given(o, "hicache-size"))
         return options_int(o, "hicache-size", 0) * 1000000000;
-    return options_flag(o, "enable-hierarchical-cache") ? -1 : 0;
+    return options_flag(o, "enable-hierarchical-cache") || options_is_given(o, "hicache-ratio") ? -1
+                                                                                                : 0;
+}
+
+/* Flags that say how to do what nobody asked for: most likely another one was forgotten. */
+static void say_without_effect(const struct options *o, const struct fst_engine_opts *e)
+{
+    const struct {
+        const char *name, *needs;
+        bool has;
+    } flag[] = {{"hicache-mem-layout", "--enable-hierarchical-cache", e->kv_host_bytes != 0},
+                {"hicache-storage-prefetch-policy", "--kv-disk-dir", e->kv_disk_dir},
+                {"hicache-write-policy", "--enable-hierarchical-cache_or_--kv-disk-dir",
+                 e->kv_host_bytes || e->kv_disk_dir}};
+
+    for (size_t i = 0; i < FST_COUNT(flag); i++)
+        if (!flag[i].has && options_is_given(o, flag[i].name))
+            log_warn("tiers", "flag=--%s effect=none why=needs_%s", flag[i].name, flag[i].needs);
 }
 
 enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e)
@@ -323,6 +359,7 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     static const char *const host_layouts[] = {"page_first_direct", "layer_first"};
     static const char *const policies[] = {"write_through", "write_through_selective",
                                            "write_back"};
+    static const char *const loads[] = {"wait_complete", "best_effort", "timeout"};
     static const char *const keys[] = {"fp4", "fp8"};
     static const char *const precisions[] = {"native", "reference"};
     static const char *const algorithms[] = {"none", "dspark", "mtp"};
@@ -336,8 +373,10 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->disable_prefix_cache = options_flag(o, "disable-radix-cache");
     e->prefix_cache_bytes = options_int(o, "prefix-cache-mb", 0) << 20;
     e->kv_host_bytes = host_bytes(o);
+    e->kv_host_ratio = options_float(o, "hicache-ratio", 0);
     e->kv_host_layout = host_layouts[options_word(o, "hicache-mem-layout")];
     e->kv_write_policy = policies[options_word(o, "hicache-write-policy")];
+    e->kv_load_policy = loads[options_word(o, "hicache-storage-prefetch-policy")];
     e->kv_disk_dir = options_text(o, "kv-disk-dir");
     e->kv_disk_bytes = options_int(o, "kv-disk-mb", 0) << 20;
     e->kv_disk_write_bytes_hour = options_int(o, "kv-disk-write-mb-hour", 0) << 20;
@@ -359,6 +398,7 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->max_total_tokens = options_int(o, "max-total-tokens", 0);
     e->chunked_prefill_size = (int)options_int(o, "chunked-prefill-size", 0);
     log_set_level((enum log_level)options_word(o, "log-level"));
+    say_without_effect(o, e);
     const char *seed = options_text(o, "random-seed");
     e->has_random_seed = seed && strcmp(seed, "random") != 0;
     return e->has_random_seed ? tool_seed(&e->random_seed, "--random-seed", seed) : FST_OK;

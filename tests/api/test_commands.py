@@ -133,6 +133,26 @@ class Usage(Folder):
             self.assertIn(what, err)
         self.assertNotEqual(run("generate", "-p", "a", "--speculative-algorithm", "mtp", expect=None).returncode, 0)
 
+    def test_flags_of_tiers(self):
+        """A flag that says how to keep what is kept nowhere."""
+        one = ["generate", "--prompt", "hi", "--max-tokens", "1"]
+        self.assertIn(b"--kv-disk-mb needs --kv-disk-dir", run(*one, "--kv-disk-mb", "5", expect=2).stderr)
+        self.assertIn(b"--kv-disk-dir is empty", run(*one, "--kv-disk-dir", "", expect=2).stderr)
+        published = ("--enable-hierarchical-cache --hicache-ratio 2 --hicache-write-policy write_through "
+                     "--hicache-io-backend direct --hicache-mem-layout page_first --kv-disk-space-mb 100").split()
+        err = run(*one, *published, "--kv-disk-dir", os.path.join(self.dir, "all")).stderr
+        self.assertNotIn(b"effect=none", err)
+        self.assertEqual(err.count(b"hicache-io-backend"), 1)
+        line = b"flag=--hicache-storage-prefetch-policy effect=none"
+        self.assertIn(line, run(*one, "--hicache-storage-prefetch-policy", "timeout", "--hicache-ratio", "4").stderr)
+        for flag, value, of_host in (("--hicache-write-policy", "write_back", False),
+                                     ("--hicache-mem-layout", "layer_first", True)):
+            line = b"flag=%s effect=none" % flag.encode()
+            self.assertIn(line, run(*one, flag, value).stderr)
+            self.assertNotIn(line, run(*one, flag, value, "--hicache-ratio", "4").stderr)
+            told = run(*one, flag, value, "--kv-disk-dir", os.path.join(self.dir, "kv")).stderr
+            self.assertEqual(line in told, of_host)
+
     def test_help_is_made_of_sentences(self):
         for c in "serve chat generate score tokenize render inspect plan doctor bench calibrate kv".split():
             text = re.sub(r"\n {3,}", " ", run(c, "--help").stdout.decode())
@@ -614,7 +634,8 @@ class Model(Folder):
         r = run_json("bench", "kv", "--context", "2000", "--kv-layout", "unified-bf16")
         self.assertEqual([(x["name"], x["kind"], x["context"]) for x in r["rows"]],
                          [("kv/take", "most", 1791), ("kv/restore", "most", 1791), ("kv/take", "page", 1792),
-                          ("kv/restore", "page", 1792), ("kv/match", "ids", 2000)])
+                          ("kv/restore", "page", 1792), ("kv/match", "ids", 2000),
+                          ("kv/host_put", "pages", 1792), ("kv/host_get", "pages", 1792)])
         self.assertGreater(r["rows"][0]["bytes"], r["rows"][2]["bytes"])
         for x in r["rows"]:
             self.assertGreater(x["time_us"], 0)

@@ -319,6 +319,15 @@ class Stop(unittest.TestCase):
             s.stop(signal.SIGTERM, expect=128 + signal.SIGTERM)
             self.assertLess(time.time() - start, 3)
 
+    def test_grace_bounds_what_is_written(self):
+        """A disk that hangs holds nobody up, whoever used the grace before."""
+        for grace, least, most in (("0", 1.9, 6), ("3", 4.9, 10)):
+            s = Server(env={"FST_FAKE_CLOSE_MS": "40000"}, flags=["--shutdown-grace", grace])
+            start = time.time()
+            self.assertIn("reason=grace while=writing", s.stop())
+            self.assertGreater(time.time() - start, least)
+            self.assertLess(time.time() - start, most)
+
     def test_second_signal_while_closing(self):
         """What an engine writes at its end takes its time on a slow disk."""
         s = Server(env={"FST_FAKE_CLOSE_MS": "20000"})

@@ -81,7 +81,7 @@ static void recover(struct fixture *f)
 
 static void test_calls(void **state)
 {
-    static const int errors[] = {EIO, ENOSPC, EMFILE, ENOMEM, EROFS};
+    static const int errors[] = {EIO, ENOSPC, EMFILE, ENOMEM, EROFS, EACCES};
     (void)state;
     for (int mode = 0; mode < 4; mode++) {
         struct fixture f;

@@ -153,7 +153,7 @@ static void test_tiers(void **state)
     kv_page_bytes(&kv, parts);
     for (uint64_t n = 1;; n++) {
         struct store *host;
-        struct host_opts ho = {1 << 20, HOST_LAYER_FIRST, parts, 3};
+        struct host_opts ho = {1 << 20, HOST_LAYER_FIRST, parts, 3, 0, NULL};
         assert_int_equal(host_open(&host, &ho), FST_OK); /* closed by tiers_open */
         mem_fail_at(n);
         enum fst_status rc = tiers_open(&x, &t, &host, 1, &xo);

@@ -7,6 +7,7 @@ static size_t scratch(const struct kernel_limits *l)
 {
     size_t most = FST_MAX(attention_sm90_scratch(l), route_sm90_scratch(l));
     most = FST_MAX(most, seam_sm90_scratch(l));
+    most = FST_MAX(most, draft_chain_sm90_scratch(l));
     return FST_MAX(GPU_NAME(kernels_scratch)(l), most);
 }
 
@@ -28,9 +29,11 @@ extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes)
     struct kernels *k = (struct kernels *)table;
     if (!GPU_NAME(kernels_fill)(table, bytes))
         return false;
+    k->paged = false;
     k->attention = attention_sm90;
     k->index_topk = index_topk_sm90;
     k->route = route_sm90;
+    k->draft_chain = draft_chain_sm90;
     k->seam = seam_sm90;
     k->scratch = scratch;
     k->heads_packed = heads_packed;

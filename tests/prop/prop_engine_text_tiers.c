@@ -3,78 +3,10 @@
  *
  * As prop_engine_text_prefix.c, but between two requests of a conversation others push it out of the tree.
  * After every step of the engine all of KV memory is accounted for. */
-#include "support/prefixes.h"
-#include "support/tmpdir.h"
+#include "support/disk.h"
+#include "support/tiers.h"
 
 #include <unistd.h>
-
-enum { POOL = 768, SHORT = 700, SNAPSHOTS = 4 << 20 }; /* three pages, and a few snapshots */
-
-static struct fst_engine_stats stats_of(fst_engine *e)
-{
-    struct fst_engine_stats s;
-    fst_engine_get_stats(e, &s);
-    return s;
-}
-
-/* Until everything that is due was copied, or has given up. */
-static struct fst_engine_stats settled(fst_engine *e)
-{
-    struct fst_engine_stats s;
-    int64_t waited = 0;
-    do {
-        usleep(1000);
-        s = stats_of(e);
-        assert_true(waited++ < 60000);
-    } while (s.running || s.waiting || s.tier_queue);
-    return s;
-}
-
-static fst_engine *open_tiered(struct fst_engine_opts o)
-{
-    o.check_memory = true;
-    if (!o.context_length) {
-        o.context_length = SHORT;
-        o.max_total_tokens = POOL;
-        o.prefix_cache_bytes = SNAPSHOTS;
-    }
-    if (!o.kv_host_bytes)
-        o.kv_host_bytes = 64 << 20;
-    return open_engine(o);
-}
-
-/* Somebody else takes all pages, and others all chunks of snapshots. */
-static void push_out(fst_engine *e, int which)
-{
-    struct answer a;
-    settled(e);
-    ask(e, stream + 1300 + 64 * (which % 4), SHORT - 150, 1, &a);
-    for (int i = 0; i < 4; i++)
-        ask(e, stream + 1700 + 3 * i + which % 4, 130, 2, &a);
-    settled(e);
-}
-
-static const char *const host_layouts[] = {"page_first_direct", "layer_first"};
-
-/* The first n tokens, then the same when they are gone from the tree, then some more behind them. */
-static void check_residue(fst_engine *e, int n, const char *what)
-{
-    struct answer first, a;
-    ask(e, stream, n, 3, &first);
-    compare(&first, stream, n, 3, what);
-    push_out(e, n);
-    uint64_t loads = stats_of(e).loads;
-    size_t cached = ask(e, stream, n, 3, &a);
-    bool worth = n - 1 >= 64; /* else it is computed, unless it is still above */
-    if (memcmp(&a, &first, sizeof a) != 0 || (worth && cached != (size_t)n - 1))
-        fail_msg("%s, prompt of %d again: another answer, or %zu cached", what, n, cached);
-    assert_int_equal(stats_of(e).loads, loads + worth);
-    push_out(e, n + 1);
-    cached = ask(e, stream, n + 9, 3, &a);
-    compare(&a, stream, n + 9, 3, what);
-    if (worth && cached < (size_t)n - 1)
-        fail_msg("%s, prompt of %d after %d: %zu cached", what, n + 9, n, cached);
-}
 
 static void test_residues(void **state)
 {
@@ -85,6 +17,8 @@ static void test_residues(void **state)
     (void)state;
     for (size_t c = 0; c < FST_COUNT(cells); c += (size_t)test_size(1, 1, 8)) {
         struct fst_engine_opts o = cells[c].o;
+        if (!has_cell(c))
+            continue;
         o.kv_host_layout = host_layouts[c % 2];
         fst_engine *e = open_tiered(o);
         cold_of(&o);
@@ -108,6 +42,8 @@ static void test_turns(void **state)
     (void)state;
     for (size_t c = 0; c < FST_COUNT(cells); c += (size_t)test_size(2, 1, 8)) {
         struct fst_engine_opts o = cells[c].o, plain = cells[c].o;
+        if (!has_cell(c))
+            continue;
         o.kv_host_layout = host_layouts[c % 2];
         fst_engine *e = open_tiered(o);
         plain.disable_prefix_cache = true;
@@ -405,13 +341,161 @@ static void test_disk(void **state)
     remove_all(dir);
 }
 
+/* With no time to write anything at the end, what is there the next time is whole; with some, all is. */
+static void test_end_in_time(void **state)
+{
+    char dir[64];
+    struct answer a;
+    (void)state;
+    tmpdir_make(dir, sizeof dir);
+    cold_of(&(struct fst_engine_opts){0});
+    struct fst_engine_opts o = {.context_length = SHORT,
+                                .max_total_tokens = 4 * POOL,
+                                .kv_disk_dir = dir,
+                                .kv_write_policy = "write_back"};
+    for (int round = 0; round < 3; round++) {
+        fst_engine *e = open_tiered(o);
+        assert_int_equal(ask(e, stream, 600, 3, &a), round == 2 ? 599 : 0);
+        compare(&a, stream, 600, 3, "the end in time");
+        disk_log_start();
+        fst_engine_close_within(e, round ? 60 : 0);
+        log_set_sink(NULL, NULL);
+        assert_int_equal(disk_log_count("not all that is kept was written in time"), !round);
+    }
+    remove_all(dir);
+}
+
+static void refused(struct fst_engine_opts o, const char *what)
+{
+    fst_engine *e;
+    o.model_dir = model_dir;
+    assert_int_equal(fst_engine_open(&e, &o), FST_EINVAL);
+    if (!strstr(fst_error_text(), what))
+        fail_msg("\"%s\", expected %s", fst_error_text(), what);
+}
+
+/* A disk on which every file takes 0.2 s to open, with a prompt of ten pages and one of eight in front of it.
+ * How many objects are read, and what of the prompt need not be computed; with host memory none is. */
+static void test_load_policies(void **state)
+{
+    enum { LONG = 2590, FRONT = 2100, OPEN_MS = 200 };
+    static const struct {
+        const char *policy;
+        uint64_t most_read;
+        size_t cached;
+    } want[] = {{"wait_complete", 11, LONG - 1}, /* 1 + 8 + 2 */
+                {"timeout", 10, FRONT}, /* ended behind 8 pages, after 1.8 s; and its snapshot */
+                {"best_effort", 1, 0}};
+    char dir[64];
+    struct answer a;
+
+    (void)state;
+    tmpdir_make(dir, sizeof dir);
+    cold_of(&(struct fst_engine_opts){0});
+    struct fst_engine_opts o = {.kv_disk_dir = dir, .kv_load_policy = "wait_complete"};
+    fst_engine *e = open_engine(o);
+    ask(e, stream, FRONT, 1, &a);
+    ask(e, stream, LONG, 1, &a);
+    settled(e);
+    fst_engine_close(e);
+    for (size_t i = 0; i < FST_COUNT(want); i++) {
+        o.kv_load_policy = want[i].policy;
+        o.kv_host_bytes = 0;
+        e = open_engine(o);
+        disk_io_delay(OPEN_MS * 1000);
+        size_t cached = ask(e, stream, LONG, 3, &a);
+        disk_io_delay(0);
+        compare(&a, stream, LONG, 3, want[i].policy);
+        struct fst_engine_stats s = settled(e);
+        if (cached != want[i].cached || s.tier[0].n_got > want[i].most_read)
+            fail_msg("%s: %zu cached, expected %zu; %llu read, expected %llu at most",
+                     want[i].policy, cached, want[i].cached, (unsigned long long)s.tier[0].n_got,
+                     (unsigned long long)want[i].most_read);
+        assert_int_equal(s.loads_incomplete, i == 0 ? 0 : 1);
+        fst_engine_close(e);
+    }
+    o.kv_load_policy = "best_effort"; /* nobody loses by waiting while others fill all steps */
+    o.chunked_prefill_size = 7;
+    e = open_engine(o);
+    disk_io_delay(OPEN_MS * 100);
+    fst_request *other = submit(e, stream + 7, LONG, 1, 0);
+    assert_int_equal(ask(e, stream, LONG, 3, &a), LONG - 1);
+    disk_io_delay(0);
+    compare(&a, stream, LONG, 3, "best_effort, full steps");
+    collect(other, &a);
+    fst_engine_close(e);
+    o.chunked_prefill_size = 0; /* nor with memory */
+    o.kv_host_bytes = 256 << 20;
+    o.max_total_tokens = CONTEXT;
+    o.context_length = CONTEXT;
+    e = open_engine(o);
+    ask(e, stream, LONG, 3, &a); /* into memory too, perhaps */
+    settled(e);
+    ask(e, stream + 7, LONG, 1, &a); /* and out of the tree */
+    settled(e);
+    disk_io_delay(OPEN_MS * 1000);
+    assert_int_equal(ask(e, stream, LONG, 3, &a), LONG - 1);
+    disk_io_delay(0);
+    compare(&a, stream, LONG, 3, "best_effort, memory");
+    fst_engine_close(e);
+    refused((struct fst_engine_opts){.kv_load_policy = "never"},
+            "wait_complete, best_effort, timeout");
+    remove_all(dir);
+}
+
+/* What cannot be meant is refused by name, or said once. */
+static void test_flags(void **state)
+{
+    struct fst_engine_info info;
+    struct answer a;
+    (void)state;
+    refused((struct fst_engine_opts){.kv_disk_dir = ""}, "--kv-disk-dir is empty");
+    refused((struct fst_engine_opts){.kv_disk_bytes = 1}, "--kv-disk-mb needs --kv-disk-dir");
+    refused((struct fst_engine_opts){.kv_disk_write_bytes_hour = 1},
+            "--kv-disk-write-mb-hour needs --kv-disk-dir");
+    refused((struct fst_engine_opts){.kv_disk_zstd = true}, "--kv-disk-zstd needs --kv-disk-dir");
+    refused((struct fst_engine_opts){.kv_host_bytes = -1, .kv_host_ratio = -1},
+            "--hicache-ratio must be");
+    struct fst_engine_opts o = {
+        .context_length = SHORT, .max_total_tokens = POOL, .prefix_cache_bytes = snapshots()};
+    o.kv_host_bytes = -1;
+    for (int pages = 6; pages <= 600; pages *= 10) { /* there are three */
+        o.kv_host_ratio = pages / 3.0 + 0.01;
+        fst_engine *e = open_tiered(o);
+        for (int i = 0; i < 3; i++)
+            push_out(e, i);
+        struct fst_engine_stats s = settled(e);
+        assert_true(s.tier[0].objects > 0 && s.tier[0].objects <= (uint64_t)pages);
+        assert_int_equal(s.tier[0].n_evicted + s.tier[0].n_refused > 0, pages < 600);
+        fst_engine_close(e);
+    }
+    o.kv_host_ratio = 0.3;
+    o.max_running_requests = 1;
+    refused(o, "--hicache-ratio 0.3 of 3 pages is none");
+    for (int64_t mib = 0; mib <= 4; mib += mib ? 3 : 1) {
+        fst_engine *e;
+        disk_log_start();
+        e = open_engine((struct fst_engine_opts){.prefix_cache_bytes = mib ? mib << 20 : 1});
+        log_set_sink(NULL, NULL);
+        fst_engine_get_info(e, &info);
+        ask(e, stream, 255, 2, &a);
+        size_t cached = ask(e, stream, 255, 2, &a);
+        assert_int_equal(disk_log_count("prefix cache flag=--prefix-cache-mb"), mib < 2);
+        assert_int_equal(disk_log_count("effect=prefixes_are_not_kept"), mib == 0);
+        assert_int_equal(disk_log_count("effect=most_prefixes_are_not_kept"), mib == 1);
+        assert_int_equal(cached, mib < 2 ? 0 : 254);
+        fst_engine_close(e);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residues), cmocka_unit_test(test_turns),
         cmocka_unit_test(test_salt),     cmocka_unit_test(test_policies),
         cmocka_unit_test(test_pressure), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_disk),     cmocka_unit_test(test_end_in_time),
+        cmocka_unit_test(test_flags),    cmocka_unit_test(test_load_policies),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }

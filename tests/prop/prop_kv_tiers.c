@@ -413,8 +413,8 @@ static void test_random_days(void **state)
     int least = days / 10; /* all of it happens */
     assert_true(s->taken > least && s->restored > least && s->whole > least && s->due > least);
     assert_true(s->cleared > least && s->restarts > least);
-    /* How often depends on how fast the other thread is. */
-    assert_true(s->loads > s->whole && s->stopped > 0 && s->short_of_pages > 0);
+    /* How often depends on how fast the other thread is: in eight days perhaps never. */
+    assert_true(days < 60 || (s->loads > s->whole && s->stopped > 0 && s->short_of_pages > 0));
     free(w);
 }
 

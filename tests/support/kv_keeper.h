@@ -17,11 +17,14 @@ struct keeper {
     struct test_rng r;
     int lose, refuse; /* of a hundred */
     int slow_us;      /* at most, a call */
-    int closed, cleared, flushed;
+    int fixed_us;     /* and each of them */
+    int closed, cleared, flushed, hurried;
 };
 
 static inline void keeper_slow(struct keeper *k)
 {
+    if (k->fixed_us)
+        usleep((useconds_t)k->fixed_us);
     if (k->slow_us)
         usleep((useconds_t)test_below(&k->r, k->slow_us));
     k->store.stats = k->inner->stats;
@@ -79,6 +82,7 @@ static inline void keeper_flush(struct store *s)
 static inline void keeper_close(struct store *s)
 {
     ((struct keeper *)s)->closed++;
+    ((struct keeper *)s)->hurried += s->hurry;
 }
 
 static inline struct store *keeper_open(struct keeper *k, struct store *inner, const char *name)

@@ -1,5 +1,6 @@
 /* Files of the disk tier that are not as they were written, and folders that are not as they should be: told
  * once, dropped, and missing from then on; and the same through the eyes of list, verify and prune. */
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -450,12 +451,74 @@ static void test_tools(void **state)
     stop(&f);
 }
 
+/* What the system does not let us read, for once or for long, is missing, stays where it is, and is told once;
+ * in a folder whose name has to be quoted. */
+static void test_unreadable(void **state)
+{
+    struct fixture f;
+    struct disk_obj o[3];
+    char dir[100], index[120], path[400], quoted[160];
+    struct stat st;
+    (void)state;
+    start(&f);
+    shut(&f);
+    snprintf(dir, sizeof dir, "%s/a b=c", f.dir);
+    snprintf(index, sizeof index, "%s/index", dir);
+    snprintf(quoted, sizeof quoted, "dir=\"%s\"", dir);
+    f.o.dir = dir;
+    disk_ok(disk_open(&f.s, &f.o));
+    disk_page(&o[0], NULL, 5, 9000);
+    disk_page(&o[1], &o[0], 6, 9000);
+    disk_page(&o[2], &o[1], 7, 9000);
+    assert_int_equal(disk_put(f.s, o, 3, NULL), 3);
+    for (int i = 1; i >= 0; i--) {
+        disk_io_fail_at(1, EACCES, false);
+        assert_int_equal(disk_get(f.s, &o[i], 1, NULL), 0);
+        disk_io_fail_at(0, 0, false);
+        assert_false(disk_has(f.s, &o[i]));
+        assert_int_equal(disk_get(f.s, &o[i], 1, NULL), 0); /* not asked for again */
+        disk_file_of(path, sizeof path, dir, &f.o, &o[i]);
+        assert_int_equal(stat(path, &st), 0);
+    }
+    assert_int_equal(disk_get(f.s, &o[2], 1, NULL), 1);
+    assert_int_equal(f.s->stats.n_bad, 0);
+    assert_int_equal(f.s->stats.n_objects, 3);
+    assert_int_equal(disk_log_count("disk unreadable"), 1);
+    assert_int_equal(disk_log_count("disk bad"), 0);
+    disk_file_of(path, sizeof path, dir, &f.o, &o[2]);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(disk_get(f.s, &o[2], 1, NULL), 0);
+    assert_int_equal(disk_put(f.s, &o[2], 1, NULL), 1);
+    assert_int_equal(disk_log_count("disk gone"), 1);
+    assert_int_equal(disk_log_count(quoted), 3); /* and when it was opened */
+    shut(&f);
+    /* At any call of a start that has to look at every file: all is there at the next one. */
+    bool over = false;
+    for (uint64_t n = 1; !over; n++) {
+        assert_true(unlink(index) == 0 || errno == ENOENT);
+        uint64_t before = disk_io_count();
+        disk_io_fail_at(n, EACCES, false);
+        enum fst_status rc = disk_open(&f.s, &f.o);
+        disk_io_fail_at(0, 0, false);
+        over = disk_io_count() - before < n;
+        if (rc == FST_OK)
+            assert_int_equal(f.s->stats.n_bad, 0);
+        shut(&f);
+        disk_ok(disk_open(&f.s, &f.o));
+        assert_int_equal(disk_get(f.s, o, 3, NULL), 3);
+        shut(&f);
+    }
+    assert_true(disk_log_count("disk unreadable") > 1);
+    stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_damage),      cmocka_unit_test(test_smuggled),
         cmocka_unit_test(test_folder_gone), cmocka_unit_test(test_no_folder),
-        cmocka_unit_test(test_read_only),   cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_read_only),   cmocka_unit_test(test_unreadable),
+        cmocka_unit_test(test_tools),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

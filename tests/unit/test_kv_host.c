@@ -7,7 +7,7 @@ static const int64_t parts[] = {30, 0, 70};
 
 static struct store *open_tier(int64_t budget_bytes, enum host_layout layout)
 {
-    struct host_opts o = {budget_bytes, layout, parts, FST_COUNT(parts)};
+    struct host_opts o = {budget_bytes, layout, parts, FST_COUNT(parts), 0, NULL};
     struct store *s;
     if (host_open(&s, &o) < 0)
         fail_msg("%s", fst_error_text());
@@ -55,13 +55,28 @@ static void test_options(void **state)
 {
     static const int64_t negative[] = {8, -1};
     (void)state;
-    refused((struct host_opts){1 << 20, 0, parts, 0}, FST_EINVAL, "part_bytes are 0 together");
-    refused((struct host_opts){1 << 20, 0, negative, 2}, FST_EINVAL, "part_bytes[1] is -1");
-    refused((struct host_opts){1 << 20, 7, parts, 3}, FST_EINVAL, "layout is 7");
-    refused((struct host_opts){500, 0, parts, 3}, FST_EINVAL, "budget_bytes is 500, expected");
-    refused((struct host_opts){(int64_t)1 << 55, 0, parts, 1}, FST_ENOMEM, "no memory for");
+    refused((struct host_opts){1 << 20, 0, parts, 0, 0, NULL}, FST_EINVAL,
+            "part_bytes are 0 together");
+    refused((struct host_opts){1 << 20, 0, negative, 2, 0, NULL}, FST_EINVAL,
+            "part_bytes[1] is -1");
+    refused((struct host_opts){1 << 20, 7, parts, 3, 0, NULL}, FST_EINVAL, "layout is 7");
+    refused((struct host_opts){500, 0, parts, 3, 0, NULL}, FST_EINVAL,
+            "budget_bytes is 500, expected");
+    refused((struct host_opts){0, 0, parts, 3, -1, NULL}, FST_EINVAL, "n_frames is -1, expected");
+    refused((struct host_opts){0, 0, parts, 3, 0, NULL}, FST_EINVAL, "budget_bytes is 0, expected");
+    struct host_opts so_many = {0, 0, parts, 3, 7, NULL};
+    struct store *exact, *same;
+    assert_int_equal(host_open(&exact, &so_many), FST_OK);
+    assert_int_equal(host_frames(exact), 7);
+    so_many = (struct host_opts){host_bytes(exact), 0, parts, 3, 0, NULL};
+    assert_int_equal(host_open(&same, &so_many), FST_OK);
+    assert_int_equal(host_frames(same), 7);
+    exact->ops->close(exact);
+    same->ops->close(same);
+    refused((struct host_opts){(int64_t)1 << 55, 0, parts, 1, 0, NULL}, FST_ENOMEM,
+            "no memory for");
     mem_fail_at(1);
-    refused((struct host_opts){1 << 20, 0, parts, 3}, FST_ENOMEM, "no memory for");
+    refused((struct host_opts){1 << 20, 0, parts, 3, 0, NULL}, FST_ENOMEM, "no memory for");
     mem_fail_at(0);
     uint64_t before = mem_count(); /* one piece */
     struct store *s = open_tier(1 << 20, HOST_LAYER_FIRST);

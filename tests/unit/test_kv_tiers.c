@@ -1,8 +1,10 @@
 /* The tiers at their edges: what is copied when, what is not copied twice, what a load is worth, whose
  * prefixes are found, what is written at the end. */
+#include "base/clock.h"
 #include "kv/host.h"
 #include "kv/tiers.h"
 #include "support/kv_contents.h"
+#include "support/far.h"
 #include "support/kv_keeper.h"
 
 enum { PAGES = 12 };
@@ -51,7 +53,7 @@ static void start(struct fixture *f, enum tiers_policy policy, bool lasts)
     assert_int_equal(kv_init(&f->kv, &spec), FST_OK);
     kv_page_bytes(&f->kv, parts);
     kv_release(&f->kv);
-    struct host_opts h = {1 << 20, HOST_PAGE_FIRST_DIRECT, parts, 3};
+    struct host_opts h = {1 << 20, HOST_PAGE_FIRST_DIRECT, parts, 3, 0, NULL};
     assert_int_equal(host_open(&f->inner, &h), FST_OK);
     start_again(f, policy, lasts);
 }
@@ -266,6 +268,51 @@ static void test_restart(void **state)
         }
 }
 
+/* With so long to write as a third of it takes, it ends in time, and what was used last is there. */
+static void test_end_in_time(void **state)
+{
+    enum { TALKS = 4, ENDS = 5, CALL_MS = 50, CALLS = TALKS * (1 + ENDS) };
+    static int32_t ids[TALKS][CONTEXT];
+    (void)state;
+    for (int late = 0; late < 3; late++) {
+        struct fixture f;
+        start(&f, TIERS_WRITE_BACK, true);
+        for (int k = 0; k < TALKS; k++) {
+            counting(ids[k]);
+            ids[k][0] = k + 1;
+            for (int i = 1; i <= ENDS; i++)
+                run(&f, &alice, ids[k], 512 + 10 * i);
+        }
+        assert_int_equal(objects(&f), 0);
+        f.keeper.fixed_us = 1000 * CALL_MS;
+        check(&f);
+        int64_t begin = clock_ns();
+        if (late == 0)
+            tiers_close(f.x);
+        else
+            tiers_close_by(f.x, begin + (late == 1 ? 300000000 : -1));
+        int64_t ms = (clock_ns() - begin) / 1000000;
+        assert_int_equal(f.keeper.hurried, late > 0);
+        assert_int_equal(f.keeper.closed, 1);
+        tree_release(&f.t);
+        kv_release(&f.kv);
+        int64_t n = (int64_t)objects(&f);
+        if (late == 0) /* two pages at once, snapshots one by one */
+            assert_true(ms >= CALLS * CALL_MS && n == TALKS * (2 + ENDS));
+        else if (late == 1)
+            assert_true(ms < CALLS * CALL_MS && n >= 3 && n < TALKS * (2 + ENDS));
+        else
+            assert_true(ms < 300 && n <= 2);
+        f.keeper.fixed_us = 0;
+        start_again(&f, TIERS_WRITE_BACK, true);
+        if (late < 2)
+            assert_int_equal(run(&f, &alice, ids[TALKS - 1], 600), 512 + 10 * ENDS);
+        if (late == 0)
+            assert_int_equal(run(&f, &alice, ids[0], 600), 512 + 10 * ENDS);
+        forget(&f);
+    }
+}
+
 /* A path of which the middle is missing: its front is used as far as a snapshot stands on it. */
 static void test_missing(void **state)
 {
@@ -365,6 +412,148 @@ static void test_options(void **state)
     f.inner->ops->close(f.inner);
 }
 
+/* ------------------------------------------------------------------ on a card */
+
+struct pattern {
+    struct stream *s;
+    uint32_t seed;
+    uint8_t *bytes; /* (1 << 16) that the queue still reads */
+    size_t at;
+    bool check;
+};
+
+/* The run is written by what the stream has still to do, or is what was written. */
+static enum fst_status pattern_run(void *ud, uint8_t *run, size_t bytes)
+{
+    struct pattern *p = ud;
+    uint8_t *want = p->bytes + p->at, got[4096];
+    p->at += bytes;
+    assert_true(p->at <= 1 << 16 && bytes <= sizeof got);
+    for (size_t i = 0; i < bytes; i++)
+        want[i] = (uint8_t)mix(p->seed, p->at + i);
+    if (!p->check)
+        return stream_copy(p->s, run, want, bytes);
+    assert_int_equal(device_copy(&far_device, got, run, bytes), FST_OK);
+    assert_memory_equal(got, want, bytes);
+    return FST_OK;
+}
+
+static void pattern(struct kv *kv, struct stream *s, int slot, int64_t page, uint32_t seed,
+                    uint8_t *bytes, bool check)
+{
+    struct pattern p = {s, seed, bytes, 0, check};
+    int32_t at = kv->pages[(int64_t)slot * kv->page_stride + page];
+    assert_int_equal(kv_page_runs(kv, at, pattern_run, &p), FST_OK);
+}
+
+/* A page whose kernels have still to run is copied when they have; one that is loaded is written when those of
+ * the page's last owner have.  Into far stores, which copy from and to the card themselves, and others. */
+static void test_far(void **state)
+{
+    enum { PART = 1 << 16 };
+    static uint8_t bytes[8][PART];
+    (void)state;
+    for (int near = 0; near < 2; near++)
+        for (int layout = 0; layout < 2; layout++) {
+            struct kv_spec spec = contents_spec(2, 4);
+            struct kv kv;
+            struct tree t;
+            struct tree_opts to;
+            struct tiers_opts xo;
+            struct tiers *x;
+            struct kernels k = {0};
+            struct stream steps, side;
+            struct keeper keeper = {0};
+            struct store *s;
+            struct tree_hold hold = {0};
+            struct tree_hit hit;
+            int64_t parts[3];
+            int32_t ids[CONTEXT];
+            int slot, other;
+            spec.device = &far_device;
+            counting(ids);
+            assert_true(far_kernels(&k, sizeof k, true));
+            assert_int_equal(stream_init(&steps, &far_device, NULL, PRECISION_REFERENCE, 0),
+                             FST_OK);
+            assert_int_equal(stream_init(&side, &far_device, NULL, PRECISION_REFERENCE, 0), FST_OK);
+            assert_int_equal(kv_init(&kv, &spec), FST_OK);
+            tree_opts_default(&to);
+            to.budget_bytes = 1 << 17;
+            to.chunk_bytes = 256;
+            to.kernels = &k;
+            to.stream = &steps;
+            assert_int_equal(tree_init(&t, &kv, &to), FST_OK);
+            kv_page_bytes(&kv, parts);
+            struct host_opts h = {1 << 20, (enum host_layout)layout, parts, 3,
+                                  0,       near ? NULL : &side};
+            struct store *store;
+            assert_int_equal(host_open(&store, &h), FST_OK);
+            assert_int_equal(store->far, !near);
+            tiers_opts_default(&xo);
+            x = NULL;
+            s = keeper_open(&keeper, store, "host");
+            assert_int_equal(tiers_open(&x, &t, &s, 1, &xo), FST_EINVAL);
+            assert_non_null(strstr(fst_error_text(), "are expected for far"));
+            xo.stream = &side;
+            far_state.fail_alloc = 1;
+            s = keeper_open(&keeper, store, "host");
+            assert_int_equal(tiers_open(&x, &t, &s, 1, &xo), FST_ENOMEM);
+            assert_null(x);
+            assert_int_equal(tiers_open(&x, &t, &store, 1, &xo), FST_OK);
+
+            assert_int_equal(kv_slot_open(&kv, &slot), FST_OK);
+            assert_int_equal(kv_reserve(&kv, slot, 600), FST_OK);
+            for (int i = 0; i < 2; i++) /* nobody waits for this one */
+                pattern(&kv, &steps, slot, i, 7 + (uint32_t)i, bytes[i], false);
+            kv_commit(&kv, slot, 600);
+            assert_int_equal(tree_insert(&t, slot, &alice, ids, 600, &hold), 2);
+            tiers_wait(x);
+            assert_int_equal(store->stats.n_objects, 2);
+            assert_int_equal(tree_take(&t, slot, &alice, ids, 600, 600, &hold), FST_OK);
+            tiers_wait(x);
+            assert_int_equal(store->stats.n_objects, 3);
+            tree_unlock(&t, &hold);
+            kv_slot_close(&kv, slot);
+            tree_flush(&t);
+            assert_int_equal(kv.n_free_pages, 4);
+
+            assert_int_equal(kv_slot_open(&kv, &other), FST_OK);
+            assert_int_equal(kv_reserve(&kv, other, 1024), FST_OK);
+            for (int i = 0; i < 4; i++)
+                pattern(&kv, &steps, other, i, 100, bytes[2 + i], false);
+            kv_slot_close(&kv, other); /* and is gone before that has run */
+            assert_int_equal(kv_slot_open(&kv, &slot), FST_OK);
+            tree_match(&t, &alice, ids, 610, &hit);
+            assert_int_equal(tiers_load(x, slot, &alice, ids, 610, &hit, &hold), FST_OK);
+            tiers_wait(x);
+            assert_true(tiers_end(x, slot));
+            assert_int_equal(stream_sync(&steps), FST_OK);
+            tree_match(&t, &alice, ids, 610, &hit);
+            assert_int_equal(hit.n_restore, 600);
+            assert_int_equal(tree_restore(&t, slot, &hit, 610, &hold), FST_OK);
+            assert_int_equal(stream_sync(&steps), FST_OK);
+            for (int i = 0; i < 2; i++)
+                pattern(&kv, &steps, slot, i, 7 + (uint32_t)i, bytes[i], true);
+            tree_unlock(&t, &hold);
+            kv_slot_reset(&kv, slot);
+            tree_flush(&t);
+            tree_match(&t, &alice, ids, 610, &hit);
+            far_state.fail_copy = 1; /* what the device could not bring is not believed */
+            assert_int_equal(tiers_load(x, slot, &alice, ids, 610, &hit, &hold), FST_OK);
+            tiers_wait(x);
+            assert_false(tiers_end(x, slot));
+            assert_int_equal(t.n_snapshots, 0);
+            assert_int_equal(far_state.fail_copy, 0);
+            kv_slot_close(&kv, slot);
+            tiers_close(x);
+            tree_release(&t);
+            kv_release(&kv);
+            stream_release(&side);
+            stream_release(&steps);
+            assert_int_equal(far_state.n, 0);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -373,6 +562,7 @@ int main(void)
         cmocka_unit_test(test_salts),         cmocka_unit_test(test_clear),
         cmocka_unit_test(test_restart),       cmocka_unit_test(test_missing),
         cmocka_unit_test(test_no_room),       cmocka_unit_test(test_options),
+        cmocka_unit_test(test_end_in_time),   cmocka_unit_test(test_far),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

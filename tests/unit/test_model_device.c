@@ -163,7 +163,7 @@ static void pair_close(struct pair *p)
         rig_close(&p->rig[i]);
     }
     assert_int_equal(far_state.held, 0);
-    assert_null(far_state.recording);
+    assert_false(far_state.recording);
 }
 
 /* A step of these spans with arrays that no step before or after has, nor any device can read: the

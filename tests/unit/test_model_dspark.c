@@ -94,7 +94,27 @@ static void draft(struct rig *r, int slot, int64_t n, int32_t anchor)
     rig_ok(model_draft(r->m, &r->kv, &d));
 }
 
-/* 300 positions injected at once, in cuts, as verify steps would, or only the last window. */
+/* Held in pieces of any size, as steps without drafts would, and injected from there: whole, or in two parts that
+ * each need more than one call where the workspace is small. */
+static void hold_and_inject(struct rig *r, int slot, int n, struct test_rng *rng, bool parts)
+{
+    int keep = model_held_rows(r->m), from = FST_MAX(0, n - keep);
+    struct model_held h[1] = {{.slot = slot, .from = from, .to = n}};
+    for (int at = 0, len; at < n; at += len) {
+        len = 1 + test_below(rng, 40);
+        len = FST_MIN(len, n - at);
+        rig_ok(model_hold(r->m, &r->rows, r->pick + at, len));
+    }
+    if (parts) {
+        h->to = from + keep / 3;
+        rig_ok(model_inject_held(r->m, &r->kv, h, 1));
+        h->from = h->to;
+        h->to = n;
+    }
+    rig_ok(model_inject_held(r->m, &r->kv, h, 1));
+}
+
+/* 300 positions injected at once, in cuts, as verify steps would, only the last window, or held before. */
 static void test_any_split(void **state)
 {
     static const int cuts[] = {1, 127, 128, 44};
@@ -111,12 +131,14 @@ static void test_any_split(void **state)
         rig_open(&r, &o);
         int slot = rig_slot(&r);
         rig_run(&r, slot, 0, ids, n); /* captured once; injection alone is under test */
-        for (int way = 0; way < 4; way++) {
+        for (int way = 0; way < 6; way++) {
             /* old rows of the stages' windows are made useless first */
             for (int l = w->config.n_layers; l < r.kv.spec.n_layers; l++)
                 memset(r.kv.layer[l].nope, 0x11,
                        (size_t)(r.kv.layer[l].n_rows * (which ? 512 : 4 * 128)));
-            for (int at = 0, i = 0, len; at < n; at += len, i++) {
+            if (way >= 4)
+                hold_and_inject(&r, slot, n, &rng, way == 5);
+            for (int at = 0, i = 0, len; at < n && way < 4; at += len, i++) {
                 len = way == 0 ? n : way == 1 ? cuts[FST_MIN(i, 3)] : 1 + test_below(&rng, 6);
                 len = FST_MIN(len, n - at);
                 if (way == 3) {
@@ -132,6 +154,49 @@ static void test_any_split(void **state)
         }
         rig_close(&r);
     }
+}
+
+/* Two slots' held rows in one call, in a workspace of few rows: each gets its own, those of another tenant of the
+ * ring's place are not touched. */
+static void test_held_together(void **state)
+{
+    enum { ROWS = 40, N = 200 };
+    static int32_t ids[2][N + 1];
+    float want[2][5 * 512];
+    struct rig r;
+    struct rig_opts o = options(small, ROWS);
+    int slot[2];
+    (void)state;
+    rig_open(&r, &o);
+    for (int i = 0; i < 2; i++) {
+        hashweights_tokens(ids[i], N + 1, 512, (uint64_t)i + 5);
+        slot[i] = rig_slot(&r);
+    }
+    for (int held = 0; held < 2; held++) {
+        struct model_held h[2];
+        for (int at = 0; at < N; at += ROWS)
+            for (int i = 0; i < 2; i++) {
+                rig_run(&r, slot[i], at, ids[i] + at, ROWS);
+                if (held)
+                    rig_ok(model_hold(r.m, &r.rows, r.pick, ROWS));
+                else
+                    rig_inject(&r, 0, ROWS);
+            }
+        if (held) {
+            for (int l = small->config.n_layers; l < r.kv.spec.n_layers; l++)
+                memset(r.kv.layer[l].nope, 0x11, (size_t)(r.kv.layer[l].n_rows * 512));
+            for (int i = 0; i < 2; i++)
+                h[i] = (struct model_held){slot[i], N - small->config.window, N};
+            rig_ok(model_inject_held(r.m, &r.kv, h, 2));
+        }
+        for (int i = 0; i < 2; i++) {
+            draft(&r, slot[i], N, ids[i][N]);
+            if (!held)
+                memcpy(want[i], seen.corrected, sizeof want[i]);
+            rig_same(seen.corrected, want[i], 5 * 512, "held");
+        }
+    }
+    rig_close(&r);
 }
 
 static float *stage_row(struct rig *r, int stage, int slot, int64_t p)
@@ -344,8 +409,9 @@ static void test_draws(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_split), cmocka_unit_test(test_mask),
-        cmocka_unit_test(test_position),  cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_markov),    cmocka_unit_test(test_draws)};
+        cmocka_unit_test(test_any_split), cmocka_unit_test(test_held_together),
+        cmocka_unit_test(test_mask),      cmocka_unit_test(test_position),
+        cmocka_unit_test(test_batch),     cmocka_unit_test(test_markov),
+        cmocka_unit_test(test_draws)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -34,8 +34,8 @@ LENGTH, ANCHORS, DECAY = 768, 64, 4.0
 NEW_TOKENS = {"math": 150, "text": 130, "tools": 110, "recall": 60}
 
 
-def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about=__doc__):
+    p = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--state", required=True, help="folder with target-*.safetensors")
     p.add_argument("--resume", help="folder with drafter-*.safetensors to continue from")
     p.add_argument(

@@ -138,6 +138,20 @@ static enum fst_status card_sync(void *queue)
     return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "a kernel failed", e);
 }
 
+/* The event is given back when what waits for it has run. */
+static enum fst_status card_after(void *queue, void *other)
+{
+    gpu_event event;
+    gpu_error e = GPU(EventCreateWithFlags)(&event, GPU(EventDisableTiming));
+    if (e != SUCCESS)
+        return failed(FST_EINTERNAL, "event", e);
+    e = GPU(EventRecord)(event, other);
+    if (e == SUCCESS)
+        e = GPU(StreamWaitEvent)(queue, event, 0);
+    (void)GPU(EventDestroy)(event);
+    return e == SUCCESS ? FST_OK : failed(FST_EINTERNAL, "order of queues", e);
+}
+
 static bool card_kernels(void *table, size_t bytes, bool portable)
 {
 #ifdef FST_SM90
@@ -237,6 +251,7 @@ static enum fst_status card_open(struct device *d, const struct device_host *h)
                          .queue_new = card_queue_new,
                          .queue_free = card_queue_free,
                          .sync = card_sync,
+                         .after = card_after,
                          .fill = memory_fill_gpu,
                          .mark = card_mark,
                          .between = card_between,

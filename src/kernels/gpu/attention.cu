@@ -94,7 +94,7 @@ GPU_FN void load_queries(const struct attention_job *j, int64_t t, int group, ui
 }
 
 /* Dims d .. d+chunk-1 of the piece's keys, (TILE, line) in fours of pairs; UNITS loads at once. */
-template <int UNITS>
+template <int UNITS, bool PAGED>
 GPU_FN void load_tile(const struct attention_job *j, const int64_t *at, int d, int chunk, int line,
                       struct gpu_words *tile)
 {
@@ -106,7 +106,7 @@ GPU_FN void load_tile(const struct attention_job *j, const int64_t *at, int d, i
             row[u] = at[FST_MIN(first + u * (int)blockDim.x, n - 1) / parts];
         for (int u = 0; u < UNITS; u++) {
             int i = FST_MIN(first + u * (int)blockDim.x, n - 1);
-            raw[u] = rows_fetch(&j->l, j->own, j->a.head_dim, row[u], d + i % parts * 16);
+            raw[u] = rows_fetch<PAGED>(&j->l, j->own, j->a.head_dim, row[u], d + i % parts * 16);
         }
         for (int u = 0; u < UNITS; u++) {
             int i = first + u * (int)blockDim.x;
@@ -154,7 +154,7 @@ GPU_FN void store_scores(const struct attention_job *j, const float dot[4][4], i
         gpu_store4(score + (int64_t)(head + quarter) * TILE + 4 * quad, mine);
 }
 
-template <int UNITS> GPU_KERNEL void score_kernel(struct attention_job j)
+template <int UNITS, bool PAGED> GPU_KERNEL void score_kernel(struct attention_job j)
 {
     gpu_start();
     GPU_DYNAMIC(struct gpu_words, q);
@@ -172,7 +172,7 @@ template <int UNITS> GPU_KERNEL void score_kernel(struct attention_job j)
         float dot[4][4] = {};
         for (int d = 0; d < dim; d += chunk) {
             gpu_sync();
-            load_tile<UNITS>(&j, j.at + piece * TILE, d, chunk, line, tile);
+            load_tile<UNITS, PAGED>(&j, j.at + piece * TILE, d, chunk, line, tile);
             gpu_sync();
             products(q + 4 * four * q_line + d / 8, tile + 4 * quad * line, q_line, line, chunk,
                      dot);
@@ -257,7 +257,7 @@ GPU_FN void store_output(const struct attention_job *j, int64_t t, int head, int
     o[1] = b;
 }
 
-GPU_KERNEL void value_kernel(struct attention_job j)
+template <bool PAGED> GPU_KERNEL void value_kernel(struct attention_job j)
 {
     gpu_start();
     GPU_SHARED union value_shared s;
@@ -275,7 +275,7 @@ GPU_KERNEL void value_kernel(struct attention_job j)
     float acc[4][8] = {};
     /* the next piece is under way while one is added up, and the place of the one after it */
     int64_t next = at[FST_MIN(1, n - 1) * TILE];
-    struct rows_raw raw = rows_fetch(&j.l, j.own, j.a.head_dim, at[0], d0 + 16 * part);
+    struct rows_raw raw = rows_fetch<PAGED>(&j.l, j.own, j.a.head_dim, at[0], d0 + 16 * part);
     struct gpu_quad scores = gpu_load4(score);
     for (int p = 0; p < n; p++) {
         gpu_sync();
@@ -283,7 +283,7 @@ GPU_KERNEL void value_kernel(struct attention_job j)
         rows_unpack(&raw, s.t.v + key * V_LINE + 2 * part);
         gpu_sync();
         if (p + 1 < n) {
-            raw = rows_fetch(&j.l, j.own, j.a.head_dim, next, d0 + 16 * part);
+            raw = rows_fetch<PAGED>(&j.l, j.own, j.a.head_dim, next, d0 + 16 * part);
             scores = gpu_load4(score + (p + 1) * step);
             next = at[FST_MIN(p + 2, n - 1) * TILE];
         }
@@ -332,7 +332,7 @@ size_t gpu_attention_scratch(const struct kernel_limits *l)
 }
 
 /* Rows first .. first+n-1. */
-static void launch_rows(struct attention_job *j, int64_t n, struct stream *s)
+template <bool PAGED> static void launch_rows(struct attention_job *j, int64_t n, struct stream *s)
 {
     int heads = n * j->a.n_heads >= 2 * HEADS * FILL ? 2 * HEADS : HEADS;
     int dim = j->a.head_dim, line = FST_MIN(dim, CHUNK) / 8 + 1;
@@ -342,10 +342,10 @@ static void launch_rows(struct attention_job *j, int64_t n, struct stream *s)
     j->groups = (int)div_up(j->a.n_heads, heads);
     j->spread = (int)FST_MAX(1, FST_MIN(FST_MIN(j->pieces, SPREAD_MAX), FILL / (n * j->groups)));
     /* TILE * CHUNK / 16 loads of 16 values, in one turn of all threads */
-    gpu_launch_early(heads == HEADS ? score_kernel<8> : score_kernel<4>, n * j->groups * j->spread,
-                     heads * QUADS, shared, s, *j);
+    gpu_launch_early(heads == HEADS ? score_kernel<8, PAGED> : score_kernel<4, PAGED>,
+                     n * j->groups * j->spread, heads * QUADS, shared, s, *j);
     j->groups = (int)div_up(j->a.n_heads, HEADS);
-    gpu_launch_early(value_kernel, n * j->groups * (dim / DIMS), THREADS, 0, s, *j);
+    gpu_launch_early(value_kernel<PAGED>, n * j->groups * (dim / DIMS), THREADS, 0, s, *j);
 }
 
 GPU_ENTRY(attention)
@@ -371,6 +371,9 @@ GPU_ENTRY(attention)
     j.n_pieces = gpu_take<int32_t>(&cut, rows);
     j.score = gpu_take<float>(&cut, rows * pieces * a->n_heads * TILE);
     for (j.first = 0; j.first < n; j.first += (int)rows)
-        launch_rows(&j, FST_MIN(rows, n - j.first), s);
+        if (a->l->format == ROW_PAGED)
+            launch_rows<true>(&j, FST_MIN(rows, n - j.first), s);
+        else
+            launch_rows<false>(&j, FST_MIN(rows, n - j.first), s);
     return gpu_done("attention");
 }

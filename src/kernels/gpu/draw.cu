@@ -5,9 +5,7 @@
  * depend on the order of comparing.  Order of a sum of exponentials: 4 tokens per thread, lanes as a
  * tree, waves in order; pieces i, i+256, .. per thread and a tree of threads, in double.  Order of a
  * correction w2 . w1[prev]: 8 inputs in a row per lane, then those 64 further; 8 lanes as a tree. */
-#include "kernels/gpu/gpu.h"
-#define PHILOX_FN GPU_FN
-#include "kernels/philox.h"
+#include "kernels/gpu/draw.cuh"
 
 enum {
     THREADS = 256,
@@ -18,18 +16,6 @@ enum {
     LANES = 8,           /* that share a product */
     SHARED_W1 = 64 << 10 /* bytes of w1 rows in a block */
 };
-
-/* ---------------------------------------------------------------- the better of two */
-
-struct best {
-    float v;
-    int32_t id;
-};
-
-GPU_FN struct best better(struct best a, struct best b)
-{
-    return b.v > a.v || (b.v == a.v && b.id < a.id) ? b : a;
-}
 
 /* Of the block, in every thread; part: WAVES of them, shared. */
 GPU_FN struct best block_best(struct best b, struct best *part)
@@ -46,24 +32,6 @@ GPU_FN struct best block_best(struct best b, struct best *part)
     for (int w = 1; w < WAVES; w++)
         b = better(b, part[w]);
     return b;
-}
-
-/* Nothing but entries that never win: id 0. */
-GPU_FN int32_t winner(struct best b)
-{
-    return b.v > -INFINITY ? b.id : 0;
-}
-
-/* Token v in the race; a logit that is no number never wins. */
-GPU_FN void enter(struct best *b, float logit, int32_t v, const struct draw_params *d,
-                  uint32_t out_pos)
-{
-    if (d->temperature > 0)
-        logit = logit / d->temperature + philox_gumbel(d->seed, (uint32_t)v, out_pos, d->choice);
-    if (logit > b->v) {
-        b->v = logit;
-        b->id = v;
-    }
 }
 
 /* ---------------------------------------------------------------- draw */
@@ -338,6 +306,21 @@ GPU_KERNEL void confidence_kernel(struct chain_job j)
         j.a.conf[at] = sum;
 }
 
+static void assert_plain(const struct mat *m)
+{
+    FST_ASSERT(m->fmt == WEIGHT_BF16 || m->fmt == WEIGHT_F32);
+    FST_ASSERT(m->n_in % 8 == 0);
+}
+
+extern "C" void GPU_NAME(draft_confidence)(const struct draft_chain_args *a, int32_t *drawn,
+                                           struct stream *s)
+{
+    struct chain_job j = {*a, *a->w1, {}, *a->conf_proj, NULL, drawn, 0, 0};
+    assert_plain(a->conf_proj);
+    FST_ASSERT(a->dim % 8 == 0);
+    gpu_launch_early(confidence_kernel, (int64_t)a->n * a->gamma, THREADS, 0, s, j);
+}
+
 template <int R> static void launch_step(const struct chain_job *j, struct stream *s)
 {
     size_t shared = (size_t)R * (size_t)j->a.rank * 4;
@@ -345,25 +328,14 @@ template <int R> static void launch_step(const struct chain_job *j, struct strea
     gpu_launch_early(pick_kernel, j->a.n, THREADS, 0, s, *j);
 }
 
-static void assert_plain(const struct mat *m)
-{
-    FST_ASSERT(m->fmt == WEIGHT_BF16 || m->fmt == WEIGHT_F32);
-    FST_ASSERT(m->n_in % 8 == 0);
-}
-
 GPU_ENTRY(draft_chain)
 {
-    bool conf = gpu_there(a->conf_proj);
     assert_plain(a->w1);
     assert_plain(a->w2);
     FST_ASSERT(a->w1->n_in == a->rank && a->w2->n_in == a->rank);
     FST_ASSERT(a->w1->n_out == a->vocab && a->w2->n_out == a->vocab);
     FST_ASSERT(a->gamma <= KERN_GAMMA_MAX);
     FST_ASSERT(a->rank > 0 && a->rank * 4 <= SHARED_W1);
-    if (conf) {
-        assert_plain(a->conf_proj);
-        FST_ASSERT(a->dim % 8 == 0);
-    }
     struct gpu_cut c = gpu_scratch(s);
     struct chain_job j = {*a, *a->w1, *a->w2, {}, NULL, NULL, 0, 0};
     j.pieces = (int)div_up(a->vocab, CHAIN_PIECE);
@@ -380,10 +352,8 @@ GPU_ENTRY(draft_chain)
         else
             launch_step<1>(&j, s);
     }
-    if (conf) {
-        j.conf_proj = *a->conf_proj;
-        gpu_launch_early(confidence_kernel, (int64_t)a->n * a->gamma, THREADS, 0, s, j);
-    }
+    if (gpu_there(a->conf_proj))
+        GPU_NAME(draft_confidence)(a, j.drawn, s);
     return gpu_done("draft_chain");
 }
 

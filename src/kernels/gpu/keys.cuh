@@ -67,7 +67,7 @@ GPU_FN int64_t keys_find(const struct attention_args *a, const struct rows *r,
 /* What every launch of attention has. */
 static inline void keys_check(const struct attention_args *a)
 {
-    FST_ASSERT(a->l->format == ROW_BF16 || a->l->format == ROW_FP8);
+    FST_ASSERT(a->l->format != ROW_F32);
     FST_ASSERT(a->l->format == ROW_BF16 ||
                (a->head_dim == ROWS_FP8_DIM && a->head_dim - a->rope_dim == ROWS_FP8_NOPE));
     FST_ASSERT(a->rope_dim % 2 == 0);

@@ -331,7 +331,7 @@ GPU_KERNEL void keep_kernel(struct kv_job j)
 
 static void check_layer(const struct kv_layer *l, int dim, int rope)
 {
-    FST_ASSERT(l->format == ROW_BF16 || l->format == ROW_FP8);
+    FST_ASSERT(l->format != ROW_F32);
     FST_ASSERT(l->format == ROW_BF16 || (dim == ROWS_FP8_DIM && dim - rope == ROWS_FP8_NOPE));
     FST_ASSERT(dim <= DIM_MAX);
     FST_ASSERT(dim % 16 == 0); /* rows of 16-byte pieces */

@@ -87,6 +87,30 @@ GPU_FN int64_t rows_compressed(const struct kv_layer *l, const int32_t *pages, i
     return rows_of_page(l, pages[e >> rows_page_shift(l)], e);
 }
 
+/* rows_paged_page of 1 << shift rows. */
+GPU_FN int64_t rows_paged_bytes(int shift)
+{
+    int64_t bytes = (int64_t)(ROWS_PAGED_DATA + ROWS_PAGED_SCALE) << shift;
+    return (bytes + ROWS_PAGED_DATA - 1) / ROWS_PAGED_DATA * ROWS_PAGED_DATA;
+}
+/* Where the data of a PAGED row lies, and where its scales do (rows_paged). */
+GPU_FN uint8_t *rows_place(const struct kv_layer *l, int64_t row, uint8_t **scale)
+{
+    const int window = 8; /* shift of ROWS_PAGED_WINDOW */
+    bool ring = row < l->compressed_base;
+    int shift = ring ? window : rows_page_shift(l);
+    uint8_t *page = l->nope;
+    if (!ring) {
+        page += (l->compressed_base + ROWS_PAGED_WINDOW - 1) / ROWS_PAGED_WINDOW *
+                rows_paged_bytes(window);
+        row -= l->compressed_base;
+    }
+    page += (row >> shift) * rows_paged_bytes(shift);
+    int64_t i = row & (((int64_t)1 << shift) - 1);
+    *scale = page + ((int64_t)ROWS_PAGED_DATA << shift) + i * ROWS_PAGED_SCALE;
+    return page + i * ROWS_PAGED_DATA;
+}
+
 GPU_FN uint8_t *rows_index_page(const struct kv_layer *l, int32_t page)
 {
     return l->index_keys + (int64_t)page * (l->index_format == INDEX_FP4 ? ROWS_INDEX_FP4_PAGE
@@ -154,17 +178,28 @@ GPU_FN void rows_store4(const struct kv_layer *l, int64_t row, int d, int dim,
         rows_store_bf16(l->nope + (row * dim + d) * 2, x);
         return;
     }
+    bool paged = l->format == ROW_PAGED;
+    uint8_t *scale = NULL, *p = l->nope + row * ROWS_FP8_BYTES;
+    if (paged)
+        p = rows_place(l, row, &scale);
     if (d >= ROWS_FP8_NOPE) {
-        rows_store_bf16(l->rope + row * ROWS_ROPE_BYTES + 2 * (d - ROWS_FP8_NOPE), x);
+        rows_store_bf16((paged ? p + ROWS_FP8_NOPE : l->rope + row * ROWS_ROPE_BYTES) +
+                            2 * (d - ROWS_FP8_NOPE),
+                        x);
         return;
     }
-    uint8_t *p = l->nope + row * ROWS_FP8_BYTES;
     for (int i = 0; i < 4; i++)
         codes |= gpu_e4m3_encode(x->v[i] * gpu_e8m0(254 - code)) << (8 * i);
     *(uint32_t *)(void *)(p + d) = codes;
-    if (d % ROWS_FP8_TILE == 0)
+    if (d % ROWS_FP8_TILE)
+        return;
+    if (!paged)
         *(uint16_t *)(void *)(p + ROWS_FP8_NOPE + d / ROWS_FP8_TILE * 2) =
             (uint16_t)(code | code << 8);
+    else
+        scale[d / ROWS_FP8_TILE] = (uint8_t)code;
+    if (paged && d == ROWS_FP8_NOPE - ROWS_FP8_TILE)
+        scale[ROWS_PAGED_SCALE - 1] = 0;
 }
 
 /* ---------------------------------------------------------------- rows, read */
@@ -176,11 +211,32 @@ struct rows_raw {
 };
 enum { ROWS_PLAIN = 256 };
 
+/* Of PAGED rows; the layers of a launch are of one format, and others are spared these addresses. */
+GPU_FN struct rows_raw rows_fetch_paged(const struct kv_layer *l, const uint16_t *own, int dim,
+                                        int64_t at, int d)
+{
+    bool mine = at < 0, codes = !mine && d < ROWS_FP8_NOPE;
+    uint8_t *scale;
+    const uint8_t *row = rows_place(l, mine ? 0 : at, &scale);
+    const uint8_t *p = row + (codes ? d : ROWS_FP8_NOPE + 2 * (d - ROWS_FP8_NOPE));
+    ROWS_CHECK(at < l->n_rows);
+    if (mine)
+        p = (const uint8_t *)own + ((-1 - at) * dim + d) * 2;
+    struct rows_raw r;
+    r.a = gpu_load16(p);
+    r.b = gpu_load16(p + (codes ? 0 : 16));
+    r.scale = codes ? scale[d / ROWS_FP8_TILE] : (uint32_t)ROWS_PLAIN;
+    return r;
+}
+
 /* Values d .. d+15 of a row of attention: of the layer's area, or of row -1-at of the step, which
  * `own` holds as bf16.  No branches: the loads of several calls go out together. */
+template <bool PAGED>
 GPU_FN struct rows_raw rows_fetch(const struct kv_layer *l, const uint16_t *own, int dim,
                                   int64_t at, int d)
 {
+    if (PAGED)
+        return rows_fetch_paged(l, own, dim, at, d);
     bool mine = at < 0, fp8 = !mine && l->format == ROW_FP8, codes = fp8 && d < ROWS_FP8_NOPE;
     int line = codes ? ROWS_FP8_BYTES : fp8 ? ROWS_ROPE_BYTES : 2 * dim;
     int place = codes ? d : fp8 ? 2 * (d - ROWS_FP8_NOPE) : 2 * d;

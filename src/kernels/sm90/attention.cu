@@ -64,6 +64,7 @@ SM90_ENTRY(attention)
     struct gpu_cut cut = gpu_scratch(s);
     struct attention_sm90_job j = {};
     keys_check(a);
+    FST_ASSERT(a->l->format != ROW_PAGED); /* struct kernels says so */
     FST_ASSERT(a->l->n_rows < INT32_MAX);
     FST_ASSERT(a->rope_dim <= 8 * TURNS);
     if (n == 0)

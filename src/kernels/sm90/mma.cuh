@@ -37,10 +37,12 @@ size_t attention_sm90_scratch(const struct kernel_limits *l);
 bool attention_sm90_fits(int head_dim);
 size_t route_sm90_scratch(const struct kernel_limits *l);
 size_t seam_sm90_scratch(const struct kernel_limits *l);
+size_t draft_chain_sm90_scratch(const struct kernel_limits *l);
 enum fst_status attention_sm90(const struct attention_args *a, struct stream *s);
 enum fst_status index_topk_sm90(const struct index_topk_args *a, struct stream *s);
 enum fst_status route_sm90(const struct route_args *a, struct stream *s);
 enum fst_status seam_sm90(const struct seam_args *a, struct stream *s);
+enum fst_status draft_chain_sm90(const struct draft_chain_args *a, struct stream *s);
 }
 
 GPU_FN uint32_t mma_address(const void *p)

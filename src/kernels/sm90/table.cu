@@ -88,6 +88,7 @@ extern "C" size_t kernels_scratch_sm90(const struct kernel_limits *l)
     most = FST_MAX(most, attention_sm90_scratch(l));
     most = FST_MAX(most, route_sm90_scratch(l));
     most = FST_MAX(most, seam_sm90_scratch(l));
+    most = FST_MAX(most, draft_chain_sm90_scratch(l));
     return FST_MAX(most, lin_head_scratch(l));
 }
 
@@ -97,6 +98,7 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     if (!kernels_fill_gpu(table, bytes))
         return false;
     k->name = "sm90";
+    k->paged = false; /* attention knows it not */
     k->scratch = kernels_scratch_sm90;
     k->attn_in = pick_attn_in;
     k->q_path = pick_q_path;
@@ -105,8 +107,9 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     k->head = pick_head;
     k->experts = pick_experts;
     k->seam =
-        seam_sm90; /* seam, route and attention delegate by themselves, index_topk takes all */
+        seam_sm90; /* seam, route, attention and draft_chain delegate by themselves, index_topk takes all */
     k->route = route_sm90;
+    k->draft_chain = draft_chain_sm90;
     k->index_topk = index_topk_sm90;
     k->attention = attention_sm90;
     k->heads_packed = heads_packed;

@@ -8,6 +8,7 @@ import json
 import os
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from . import numerics as num
@@ -73,6 +74,16 @@ def named_tensors(target, drafter=None):
     yield last + "markov_head.markov_w1.weight", drafter.last.markov_w1, "bf16"
     yield last + "markov_head.markov_w2.weight", drafter.last.markov_w2, "bf16"
     yield last + "confidence_head.proj.weight", drafter.last.confidence, "bf16"
+
+
+def mtp_tensors(mtp):
+    """The same for the block of multi-token prediction."""
+    for n in ("enorm", "hnorm"):
+        yield f"mtp.0.{n}.weight", getattr(mtp, n).weight, "bf16"
+    for n in ("e_proj", "h_proj"):
+        yield f"mtp.0.{n}.weight", getattr(mtp, n).weight, "fp8"
+    yield from _block_names(mtp.block, "mtp.0.")
+    yield from _head_names(mtp, "mtp.0.")
 
 
 # ---------------------------------------------------------------- encoding
@@ -150,10 +161,10 @@ def _read_shards(folder, stem):
     return out
 
 
-def export(target, drafter, folder):
-    """Write the published format and check that reading it back gives the rounded weights."""
+def _stored(tensors):
+    """Encoded tensors, after a look that reading them back gives the rounded weights."""
     stored = {}
-    for name, tensor, kind in named_tensors(target, drafter):
+    for name, tensor, kind in tensors:
         part = encode(name, tensor, kind)
         stored.update(part)
         w = tensor.detach().float().cpu()
@@ -161,17 +172,49 @@ def export(target, drafter, folder):
         want = num.fp8_weight_qdq(w) if kind == "fp8" else num.fp4_weight_qdq(w) if kind == "fp4" else w
         if not torch.equal(decode(name, part, kind).float(), want):
             raise ValueError(f"{name}: stored values do not read back")
-    names = _write_shards(stored, folder, "model")
+    return stored
+
+
+def _write_config(raw, folder):
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
-        json.dump(target.c.raw, f, indent=2)
+        json.dump(raw, f, indent=2)
         f.write("\n")
+
+
+def export(target, drafter, folder):
+    """Write the published format."""
+    names = _write_shards(_stored(named_tensors(target, drafter)), folder, "model")
+    _write_config(target.c.raw, folder)
+    return names
+
+
+def export_mtp(mtp, base, folder):
+    """Write the block as a shard of its own, with the config and the index of a checkpoint whose other shards are `base`'s."""
+    stored = _stored(mtp_tensors(mtp))
+    names = _write_shards(stored, folder, "mtp")
+    os.remove(os.path.join(folder, "mtp.safetensors.index.json"))
+    with open(os.path.join(base, "model.safetensors.index.json"), encoding="utf-8") as f:
+        weight_map = {k: v for k, v in json.load(f)["weight_map"].items() if not k.startswith("mtp.")}
+    sizes = {}
+    for shard in sorted(set(weight_map.values())):
+        with safe_open(os.path.join(base, shard), "pt") as f:
+            for k in f.keys():
+                sizes[k] = f.get_tensor(k).numel() * f.get_tensor(k).element_size()
+    total = sum(sizes[k] for k in weight_map) + sum(v.numel() * v.element_size() for v in stored.values())
+    weight_map.update({k: names[0] for k in stored})
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
+        json.dump({"metadata": {"total_size": total}, "weight_map": weight_map}, f, indent=1, sort_keys=True)
+        f.write("\n")
+    raw = {k: v for k, v in mtp.c.raw.items() if not k.startswith("dspark_")}
+    raw["compress_ratios"] = raw["compress_ratios"][: raw["num_hidden_layers"]] + [0]
+    _write_config(raw, folder)
     return names
 
 
 @torch.no_grad()
-def put_on_grid(target, drafter=None):
+def put_on_grid(target, drafter=None, mtp=None):
     """Replace every weight by the value that its exported form will have, so that no pass has to round it again."""
-    for name, tensor, kind in named_tensors(target, drafter):
+    for name, tensor, kind in [*named_tensors(target, drafter), *(mtp_tensors(mtp) if mtp else ())]:
         if kind in ("fp8", "fp4", "bf16"):
             tensor.copy_(decode(name, encode(name, tensor, kind), kind))
 

@@ -14,6 +14,7 @@ from . import fused, tasks_recall, tasks_tools
 from .chat import ASSISTANT, render
 from .data import Packer, math_messages
 from .decode import generate
+from .mtp import STEPS, Mtp
 from .words import Vocabulary
 
 
@@ -130,7 +131,8 @@ def accept_length(target, drafter, prompts, temperature=0.0, new_tokens=128, lim
     """
     g = torch.Generator(device=target.head.weight.device).manual_seed(seed)
     c, device = target.c, target.head.weight.device
-    G, V = c.dspark_block_size, c.vocab_size
+    mtp = isinstance(drafter, Mtp)
+    G, V = STEPS if mtp else c.dspark_block_size, c.vocab_size
     B = len(prompts)
     total = min(limit, max(map(len, prompts)) + new_tokens + G + 1)
     ids = torch.full((B, total + 2 * G + 4), 2, device=device)  # finished rows still index behind their end
@@ -148,7 +150,7 @@ def accept_length(target, drafter, prompts, temperature=0.0, new_tokens=128, lim
         if temperature
         else None
     )
-    y, h = target.body(ids)
+    y, h, x = target.trunk(ids)
     row = target.logits(y[b, n - 1]).float()
     anchor = (row + noise(n) if temperature else row).argmax(-1)
     alive = (anchor != eos) & (n + G + 2 <= total)
@@ -156,17 +158,21 @@ def accept_length(target, drafter, prompts, temperature=0.0, new_tokens=128, lim
     accepted = torch.zeros(G, device=device)
     while bool(alive.any()):
         ids[b, n] = torch.where(alive, anchor, ids[b, n])
-        yb, base = drafter.backbone(target, h, anchor[:, None], n[:, None])
-        k = [0]
+        k, conf = [0], torch.zeros(B, G, device=device)
 
         def pick(logits):
             k[0] += 1
             return (logits + noise(n + k[0]) if temperature else logits).argmax(-1)
 
-        drafts, conf = drafter.propose(yb[:, 0], base[:, 0], anchor, pick)
+        if mtp:
+            out, rows = drafter.extend(target, x, ids.roll(-1, 1))
+            drafts = drafter.drafts(target, out, rows, n[:, None] - 1, lambda k, logits: pick(logits))[1]
+        else:
+            yb, base = drafter.backbone(target, h, anchor[:, None], n[:, None])
+            drafts, conf = drafter.propose(yb[:, 0], base[:, 0], anchor, pick)
         for j in range(G):
             ids[b, n + 1 + j] = torch.where(alive, drafts[:, j], ids[b, n + 1 + j])
-        y, h = target.body(ids)
+        y, h, x = target.trunk(ids)
         at = n[:, None] + torch.arange(G + 1, device=device)
         rows = target.logits(y[b[:, None], at]).float()
         choice = (rows + noise(at + 1) if temperature else rows).argmax(-1)  # [B, G + 1]

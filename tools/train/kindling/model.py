@@ -34,6 +34,11 @@ class Target(HeadCollapse):
 
     def body(self, ids):
         """(normed output [B, T, D], draft features [B, T, 3 D] or None)."""
+        y, h, _ = self.trunk(ids)
+        return y, h
+
+    def trunk(self, ids):
+        """body's two, and the streams [B, T, 4, D] in front of the collapse."""
         T = ids.shape[1]
         pad = -T % self.c.sliding_window
         ids = F.pad(ids, (0, pad), value=2)
@@ -43,7 +48,7 @@ class Target(HeadCollapse):
             if l in getattr(self.c, "dspark_target_layer_ids", ()):
                 taps.append(x.float().mean(-2).to(x.dtype))
         y, _ = fused.norm(self.collapse(x), self.norm.weight, self.c.rms_norm_eps, False)
-        return y[:, :T], torch.cat(taps, -1)[:, :T] if taps else None
+        return y[:, :T], torch.cat(taps, -1)[:, :T] if taps else None, x[:, :T]
 
     def logits(self, y):
         return F.linear(y, self.head.weight.to(y.dtype))
