@@ -65,13 +65,13 @@ static void pause_ms(int ms)
 static struct fst_audit_stats audited(fst_engine *e, uint64_t n)
 {
     struct fst_engine_stats s = {0};
-    for (int i = 0; i < 6000; i++) {
+    for (int i = 0; i < 60000; i++) {
         fst_engine_get_stats(e, &s);
         if (s.audit.equal + s.audit.mismatches + s.audit.abandoned >= n)
             return s.audit;
         pause_ms(10);
     }
-    fail_msg("%llu equal, %llu mismatches, %llu abandoned after a minute, not %llu",
+    fail_msg("%llu equal, %llu mismatches, %llu abandoned after ten minutes, not %llu",
              (unsigned long long)s.audit.equal, (unsigned long long)s.audit.mismatches,
              (unsigned long long)s.audit.abandoned, (unsigned long long)n);
     return s.audit;
