@@ -271,7 +271,8 @@ static struct spec_machine this_machine(const fst_engine *e, struct machine_text
     char cpu[160] = "";
     if (!e->device)
         processor(cpu, sizeof cpu);
-    snprintf(t->build, sizeof t->build, "%016llx", (unsigned long long)engine_build_digest(e->device));
+    snprintf(t->build, sizeof t->build, "%016llx",
+             (unsigned long long)engine_build_digest(e->device));
     snprintf(t->device, sizeof t->device, "%s %s %.255s", e->info.device, e->kernels.name,
              e->device ? e->device->card : cpu);
     snprintf(t->model, sizeof t->model, "%016llx rows=%s keys=%s precision=%s",
