@@ -305,10 +305,13 @@ static void set_lengths(fst_engine *e)
     if (d->cost.ready) {
         spec_plan_seconds(&d->cost, &d->load, spec_cost_draft(&d->cost, b->n, b->gamma), d->seconds,
                           n_seconds);
+        int extra = 0;
         if (e->rejection) /* the global optimum over live confidences would bias it */
             spec_plan_early_stop(d->ask, n, d->load.n_decoding, d->seconds, n_seconds);
         else
-            spec_plan_best(d->ask, n, d->load.n_decoding, d->seconds, n_seconds);
+            extra = spec_plan_best(d->ask, n, d->load.n_decoding, d->seconds, n_seconds).extra;
+        if (e->device && extra > 0) /* steps of few shapes find their recordings again */
+            spec_plan_spend(d->ask, n, (int)round_up(extra, FST_MAX(d->load.n_decoding / 2, 1)));
     }
     if (draft_seams.planned)
         draft_seams.planned(draft_seams.ud, d->ask, n, d->load.n_decoding,

@@ -25,7 +25,8 @@ enum {
     PREFIX_STRIDE = 4096,
     PREFIX_SNAPSHOTS = 128,
     PREFIX_PREAMBLE = 64, /* fewer are computed sooner than they are worth their bytes */
-    NOTE_NO_DRAFTER = 1,  /* of a snapshot: without the drafter's window */
+    NOTE_NO_DRAFTER = 1,  /* of a snapshot: without the drafter's window; */
+    NOTE_WHOLE = 2,       /* with it.  From a tier there is no note: taken to be with it */
     PREFIX_LOADS = 16     /* a load that found less than it was for is followed by one of less */
 };
 
@@ -499,7 +500,7 @@ static void keep_at(fst_engine *e, fst_request *r, int64_t n)
     if (rc == FST_OK) {
         r->n_kept = n;
         if (e->drafting)
-            tree_note(&e->tree, &salt, r->ids, n, drafter ? 0 : NOTE_NO_DRAFTER);
+            tree_note(&e->tree, &salt, r->ids, n, drafter ? NOTE_WHOLE : NOTE_NO_DRAFTER);
     }
     if (rc < 0 && rc != FST_EBUDGET) /* no room is no fault: somebody else will compute it again */
         log_warn("prefix", "a snapshot at %lld was not kept: %s", (long long)n, fst_error_text());

@@ -192,7 +192,8 @@ enum fst_status tree_snapshot_runs(const struct tree *t, int32_t snapshot, kv_ru
 /* Let go; the hold is empty then. */
 void tree_unlock(struct tree *t, struct tree_hold *hold);
 
-/* Leave a note at the snapshot at exactly n ids, if there is one; a hit's snapshot has it. */
+/* Leave a note, not 0, at the snapshot at exactly n ids, if there is one without: what was noted when its bytes
+ * were taken stays.  A hit's snapshot has it. */
 void tree_note(struct tree *t, const struct tree_salt *salt, const int32_t *ids, int64_t n,
                uint32_t note);
 

@@ -363,7 +363,8 @@ void tree_note(struct tree *t, const struct tree_salt *salt, const int32_t *ids,
                uint32_t note)
 {
     int32_t i = exactly(t, salt, ids, n);
-    if (i)
+    FST_ASSERT(note);
+    if (i && !t->snapshot[i].note)
         t->snapshot[i].note = note;
 }
 

@@ -142,11 +142,11 @@ static void by_gain(struct spec_wish *wish, int n, int gamma)
     for (int i = 0; i < n; i++)
         wish[i].drafts = false;
     for (int i = 0; i < n; i++) {
-        double g = gain(&wish[i], gamma);
+        double g = wish[i].gain = gain(&wish[i], gamma);
         int at = n_can;
         if (wish[i].n_max <= 0)
             continue;
-        for (; at > 0 && gain(&wish[wish[at - 1].heap], gamma) < g; at--)
+        for (; at > 0 && wish[wish[at - 1].heap].gain < g; at--)
             wish[at].heap = wish[at - 1].heap;
         wish[at].heap = i;
         n_can++;

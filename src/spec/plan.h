@@ -58,7 +58,8 @@ struct spec_wish {
     double resume_s;      /* of this round, to take up drafting again; 0: it has drafted */
     double positions;     /* that its rows look back on */
     bool drafts;          /* out */
-    int heap;             /* scratch */
+    double gain;          /* scratch */
+    int heap;
 };
 struct spec_load {
     int n_decoding;   /* requests that get a token, those that cannot draft too */

@@ -74,6 +74,7 @@ static void run(struct run *out, const char *algorithm, bool graphs)
     struct fst_engine_opts o = {.model_dir = "models/kindling",
                                 .device = device,
                                 .spec_algorithm = algorithm,
+                                .verify_mode = "static", /* the same steps in both runs */
                                 .context_length = 4096,
                                 .max_running_requests = TOGETHER,
                                 .disable_cuda_graph = !graphs};

@@ -137,7 +137,8 @@ static void test_salt(void **state)
 /* Many at once, few pages, few bytes, some cancelled: what is kept goes, answers stay. */
 static void test_pressure(void **state)
 {
-    fst_engine *e = open_engine((struct fst_engine_opts){.context_length = 1024,
+    fst_engine *e = open_engine((struct fst_engine_opts){.verify_mode = "auto",
+                                                         .context_length = 1024,
                                                          .max_total_tokens = 3072,
                                                          .max_running_requests = CROWD,
                                                          .prefix_cache_bytes = 8 << 20});

@@ -157,6 +157,38 @@ static void test_residues(void **state)
         }
 }
 
+static uint32_t noted(struct fixture *f, const int32_t *ids, int n)
+{
+    struct tree_hit hit;
+    tree_match(&f->t, &nobody, ids, n + 1, &hit);
+    assert_int_equal(hit.n_restore, n);
+    return f->t.snapshot[hit.snapshot].note;
+}
+
+/* What was noted when a snapshot's bytes were taken stays as long as these; nobody else's is touched. */
+static void test_notes(void **state)
+{
+    struct fixture f;
+    int32_t ids[CONTEXT];
+    (void)state;
+    counting(ids, CONTEXT);
+    start(&f, 1 << 16);
+    leave(&f, &nobody, ids, 40);
+    leave(&f, &nobody, ids, 300);
+    assert_int_equal(noted(&f, ids, 40), 0);
+    tree_note(&f.t, &nobody, ids, 40, 1);
+    tree_note(&f.t, &nobody, ids, 41, 5); /* there is none */
+    assert_int_equal(noted(&f, ids, 40), 1);
+    assert_int_equal(noted(&f, ids, 300), 0);
+    leave(&f, &nobody, ids, 40); /* taken again: the bytes stay, and so does what is said of them */
+    tree_note(&f.t, &nobody, ids, 40, 2);
+    assert_int_equal(noted(&f, ids, 40), 1);
+    assert_true(tree_drop(&f.t, &nobody, ids, 40));
+    leave(&f, &nobody, ids, 40);
+    assert_int_equal(noted(&f, ids, 40), 0);
+    stop(&f);
+}
+
 static void test_longest(void **state)
 {
     static const int at[] = {300, 100, 512, 700, 256, 511, 513, 5};
@@ -824,6 +856,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residues),
         cmocka_unit_test(test_longest),
+        cmocka_unit_test(test_notes),
         cmocka_unit_test(test_nothing),
         cmocka_unit_test(test_common),
         cmocka_unit_test(test_rewind),
