@@ -15,6 +15,8 @@ static const char *const grammars[] = {
     "s{\"type\":\"string\",\"pattern\":\"^.{2,8}$\"}",
     "s{\"type\":\"string\",\"pattern\":\"^\\\\p{L}+( \\\\p{Lu}+)?$\",\"minLength\":3}",
     "s{\"type\":\"string\",\"pattern\":\"[0-9]\",\"maxLength\":30}",
+    "s{\"type\":\"string\",\"maxLength\":6}",
+    "s{\"type\":\"string\",\"minLength\":2,\"maxLength\":20}",
     "s{\"type\":\"string\",\"format\":\"hostname\"}",
     "s{\"type\":\"string\",\"format\":\"date-time\"}",
     "s{\"type\":\"array\",\"items\":{\"type\":\"string\",\"minLength\":20,\"maxLength\":300},"
@@ -25,6 +27,9 @@ static const char *const grammars[] = {
     "r[a-z]{1,12}( [a-z]{1,12}){0,5}",
     "r[^a-m]*(x|yy|\xe6\xaf\x95)+",
     "r(?s).{3,}",
+    "r(?s)\\x{1f600}(.*xyz)?", /* a run may make the way to the end longer */
+    "r\\x{1f600}([ -~]{1,20}!)?",
+    "eroot ::= [^\\n]{1,2} [a-z]*", /* and go on behind what is counted */
     "eroot ::= (\"if\" | [a-z_]+ | [0-9]+ | \" \" | \"(\" root \")\")+",
     "estart: (WORD | \"and\" | /[,.]/)+\n%import common.WORD\n%ignore \" \"",
     "t{\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"string\"},\"n\":{\"type\":["
