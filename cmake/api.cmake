@@ -9,3 +9,7 @@ endif()
 # kv-folder: makes folders of the disk tier for tests of `firesteel kv`.
 add_executable(kv-folder ${CMAKE_SOURCE_DIR}/tests/api/kv_folder.c)
 target_link_libraries(kv-folder PRIVATE fst_kv)
+# grammar-probe: grammars from outside, for peer_grammar.py and for timing.
+add_executable(grammar-probe ${CMAKE_SOURCE_DIR}/tests/api/grammar_probe.c)
+target_link_libraries(grammar-probe PRIVATE fst_grammar)
+target_include_directories(grammar-probe PRIVATE ${CMAKE_SOURCE_DIR}/tests)
