@@ -194,7 +194,7 @@ class Real(unittest.TestCase):
         self.assertAlmostEqual(st["avg_spec_accept_length_window"], st["avg_spec_accept_length"], places=9)
         self.assertTrue(0 < st["spec_draft_share"] < 1)
         self.assertEqual(st["spec_skipped"], dict.fromkeys(
-            ("cost", "confidence", "measure", "window", "pages", "context", "request"), 0))
+            ("cost", "confidence", "measure", "window", "pages", "context", "request", "audit"), 0))
         v, _ = parse(self.s.get("/metrics").text)
 
         def metric(name, **labels):
