@@ -204,7 +204,7 @@ class Real(unittest.TestCase):
         self.assertEqual(metric("spec_drafted_tokens_total"), [st["spec_drafted"]])
         self.assertEqual(metric("spec_accepted_by_position_total"), st["spec_accepted_by_position"])
         self.assertEqual(metric("spec_verify_calls_by_temperature_total", temperature="0.8-1.2"), [mine["0.8-1.2"][0]])
-        self.assertEqual(metric("spec_skipped_total"), [0] * 7)
+        self.assertEqual(metric("spec_skipped_total"), [0] * 8)
         self.assertEqual(metric("spec_verify_length"), [6])
         self.assertAlmostEqual(metric("spec_accept_length_window")[0], st["avg_spec_accept_length"], places=9)
 
