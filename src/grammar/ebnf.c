@@ -136,6 +136,16 @@ bool ebnf_number(struct ebnf *e, uint32_t *n)
     return e->at > at;
 }
 
+struct term *ebnf_alternatives(struct ebnf *e, struct term *(*sequence)(struct ebnf *e))
+{
+    struct term *all = term_new(e, TERM_ALT);
+
+    do
+        term_add(e, all, sequence(e));
+    while (e->c->rc >= 0 && ebnf_take(e, "|"));
+    return e->c->rc < 0 ? NULL : all;
+}
+
 static bool hex(struct ebnf *e, int digits, uint32_t *cp)
 {
     *cp = 0;

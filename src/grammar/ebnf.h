@@ -53,6 +53,8 @@ bool ebnf_take(struct ebnf *e, const char *text);
 size_t ebnf_name(const struct ebnf *e, size_t at);
 /* Digits; false: none there. */
 bool ebnf_number(struct ebnf *e, uint32_t *n);
+/* Sequences with | between them, each read by `sequence` with the blanks behind it; NULL after a failure. */
+struct term *ebnf_alternatives(struct ebnf *e, struct term *(*sequence)(struct ebnf *e));
 
 void gbnf_read(struct ebnf *e);
 void lark_read(struct ebnf *e);

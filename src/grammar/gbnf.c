@@ -33,7 +33,7 @@ static bool is_head(struct ebnf *e, size_t *name_len)
     return head;
 }
 
-static struct term *alternatives(struct ebnf *e);
+static struct term *sequence(struct ebnf *e);
 
 static struct term *atom(struct ebnf *e)
 {
@@ -60,7 +60,7 @@ static struct term *atom(struct ebnf *e)
             ebnf_fail(e, FST_EBUDGET, "parentheses nest too deeply");
             return NULL;
         }
-        t = alternatives(e);
+        t = ebnf_alternatives(e, sequence);
         e->nest--;
         blanks(e);
         if (t && !ebnf_take(e, ")")) {
@@ -142,17 +142,6 @@ static struct term *sequence(struct ebnf *e)
     return e->c->rc < 0 ? NULL : all;
 }
 
-static struct term *alternatives(struct ebnf *e)
-{
-    struct term *all = term_new(e, TERM_ALT);
-
-    do {
-        term_add(e, all, sequence(e));
-        blanks(e);
-    } while (e->c->rc >= 0 && ebnf_take(e, "|"));
-    return e->c->rc < 0 ? NULL : all;
-}
-
 void gbnf_read(struct ebnf *e)
 {
     size_t n;
@@ -174,7 +163,7 @@ void gbnf_read(struct ebnf *e)
                       e->rule[rule].name);
             return;
         }
-        body = alternatives(e);
+        body = ebnf_alternatives(e, sequence);
         if (body)
             e->rule[rule].body = body;
         if (e->c->rc >= 0 && ebnf_is(e, ")"))

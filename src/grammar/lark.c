@@ -42,7 +42,7 @@ static bool is_head(struct ebnf *e)
     return head;
 }
 
-static struct term *alternatives(struct ebnf *e);
+static struct term *sequence(struct ebnf *e);
 
 /* "/.../flags" */
 static struct term *regex(struct ebnf *e)
@@ -139,7 +139,7 @@ static struct term *atom(struct ebnf *e)
             ebnf_fail(e, FST_EBUDGET, "parentheses nest too deeply");
             return NULL;
         }
-        t = alternatives(e);
+        t = ebnf_alternatives(e, sequence);
         e->nest--;
         blanks(e);
         if (t && !ebnf_take(e, optional ? "]" : ")")) {
@@ -221,17 +221,6 @@ static struct term *sequence(struct ebnf *e)
             return NULL;
         term_add(e, all, t);
     }
-    return e->c->rc < 0 ? NULL : all;
-}
-
-static struct term *alternatives(struct ebnf *e)
-{
-    struct term *all = term_new(e, TERM_ALT);
-
-    do {
-        term_add(e, all, sequence(e));
-        blanks(e);
-    } while (e->c->rc >= 0 && ebnf_take(e, "|"));
     return e->c->rc < 0 ? NULL : all;
 }
 
@@ -330,7 +319,7 @@ static void directive(struct ebnf *e)
     } else if (ebnf_take(e, "%ignore")) {
         if (!e->ignored)
             e->ignored = term_new(e, TERM_ALT);
-        term_add(e, e->ignored, alternatives(e));
+        term_add(e, e->ignored, ebnf_alternatives(e, sequence));
     } else {
         size_t n = ebnf_name(e, e->at + 1);
         ebnf_fail(e, FST_EUNSUPPORTED, "%%%.*s is not supported", (int)FST_MIN(n, 40),
@@ -374,7 +363,7 @@ void lark_read(struct ebnf *e)
             ebnf_fail(e, FST_EUNSUPPORTED, "templates are not supported");
             return;
         }
-        body = alternatives(e);
+        body = ebnf_alternatives(e, sequence);
         if (body)
             e->rule[rule].body = body;
         if (e->c->rc >= 0 && (ebnf_is(e, ")") || ebnf_is(e, "]")))

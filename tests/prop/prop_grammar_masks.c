@@ -126,14 +126,11 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(agree)};
     int rc;
 
-    if (tokenizer_load(&tok, "tests/data/tiny-tokenizer.json") < 0)
+    if (!grammar_test_open(&tok, &vocab))
         return 1;
     n_ids = tokenizer_vocab_size(tok);
     eos = tokenizer_specials(tok)->eos;
-    if (grammar_vocab_new(&vocab, tok, n_ids, eos, PROTOCOL_MARK) < 0)
-        return 1;
     rc = cmocka_run_group_tests(tests, NULL, NULL);
-    grammar_vocab_free(vocab);
-    tokenizer_free(tok);
+    grammar_test_close(tok, vocab);
     return rc;
 }

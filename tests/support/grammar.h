@@ -2,11 +2,13 @@
 #ifndef TESTS_SUPPORT_GRAMMAR_H
 #define TESTS_SUPPORT_GRAMMAR_H
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "chat/protocol.h"
 #include "grammar/grammar.h"
+#include "tokenizer/tokenizer.h"
 
 static const struct grammar_tool_format grammar_test_format = {
     .calls_lead = "\n\n",
@@ -22,6 +24,22 @@ static const struct grammar_tool_format grammar_test_format = {
     .tag_end = PROTOCOL_END,
     .mark = PROTOCOL_MARK,
 };
+
+/* The tiny tokenizer and its vocabulary; false: stderr says why not. */
+static inline bool grammar_test_open(struct tokenizer **tok, struct grammar_vocab **vocab)
+{
+    bool ok = tokenizer_load(tok, "tests/data/tiny-tokenizer.json") == FST_OK &&
+              grammar_vocab_new(vocab, *tok, tokenizer_vocab_size(*tok),
+                                tokenizer_specials(*tok)->eos, PROTOCOL_MARK) == FST_OK;
+    if (!ok)
+        fprintf(stderr, "%s\n", fst_error_text());
+    return ok;
+}
+static inline void grammar_test_close(struct tokenizer *tok, struct grammar_vocab *vocab)
+{
+    grammar_vocab_free(vocab);
+    tokenizer_free(tok);
+}
 
 /* A copy of s with the mark of each tag as its token: the byte 0xff.  In "</X" and "<X" only, as the
  * tokenizer of a prompt would find it. */

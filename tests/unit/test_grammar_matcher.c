@@ -326,14 +326,11 @@ int main(void)
         cmocka_unit_test(ambiguous)};
     int rc;
 
-    if (tokenizer_load(&tok, TINY_TOKENIZER) < 0)
+    if (!grammar_test_open(&tok, &vocab))
         return 1;
     n_ids = tokenizer_vocab_size(tok);
     eos = tokenizer_specials(tok)->eos;
-    if (grammar_vocab_new(&vocab, tok, n_ids, eos, PROTOCOL_MARK) < 0)
-        return 1;
     rc = cmocka_run_group_tests(tests, NULL, NULL);
-    grammar_vocab_free(vocab);
-    tokenizer_free(tok);
+    grammar_test_close(tok, vocab);
     return rc;
 }

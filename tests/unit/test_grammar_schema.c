@@ -373,14 +373,9 @@ int main(void)
                                        cmocka_unit_test(any_object), cmocka_unit_test(hostile)};
     int rc;
 
-    if (tokenizer_load(&tok, TINY_TOKENIZER) < 0 ||
-        grammar_vocab_new(&vocab, tok, tokenizer_vocab_size(tok), tokenizer_specials(tok)->eos,
-                          PROTOCOL_MARK) < 0) {
-        fprintf(stderr, "%s\n", fst_error_text());
+    if (!grammar_test_open(&tok, &vocab))
         return 1;
-    }
     rc = cmocka_run_group_tests(tests, NULL, NULL);
-    grammar_vocab_free(vocab);
-    tokenizer_free(tok);
+    grammar_test_close(tok, vocab);
     return rc;
 }
