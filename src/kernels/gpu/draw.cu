@@ -20,10 +20,7 @@ enum {
 /* Of the block, in every thread; part: WAVES of them, shared. */
 GPU_FN struct best block_best(struct best b, struct best *part)
 {
-    for (int m = 1; m < GPU_WAVE; m *= 2) {
-        struct best other = {wave_xor(b.v, m), (int32_t)gpu_shfl_xor((uint32_t)b.id, m)};
-        b = better(b, other);
-    }
+    b = wave_best(b);
     gpu_sync();
     if (gpu_lane() == 0)
         part[gpu_wave()] = b;

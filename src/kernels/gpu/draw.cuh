@@ -16,6 +16,16 @@ GPU_FN struct best better(struct best a, struct best b)
     return b.v > a.v || (b.v == a.v && b.id < a.id) ? b : a;
 }
 
+/* Over so many neighbouring lanes, in each of them. */
+GPU_FN struct best wave_best(struct best b, int lanes = GPU_WAVE)
+{
+    for (int m = 1; m < lanes; m *= 2) {
+        struct best other = {wave_xor(b.v, m), (int32_t)gpu_shfl_xor((uint32_t)b.id, m)};
+        b = better(b, other);
+    }
+    return b;
+}
+
 /* Nothing but entries that never win: id 0. */
 GPU_FN int32_t winner(struct best b)
 {

@@ -233,11 +233,7 @@ GPU_FN void leave_best(struct chain_shared<N> &s, const chain_lane<N> &lane, str
 {
     GPU_UNROLL
     for (int i = 0; i < N / 2; i++) {
-        struct best b = lane.best[i];
-        for (int m = 1; m < ROWS; m *= 2) {
-            struct best other = {wave_xor(b.v, m), (int32_t)gpu_shfl_xor((uint32_t)b.id, m)};
-            b = better(b, other);
-        }
+        struct best b = wave_best(lane.best[i], ROWS);
         if (gpu_lane() % ROWS == 0)
             s.best[gpu_wave()][gpu_lane() / ROWS + 2 * i] = b;
     }
@@ -269,10 +265,7 @@ GPU_FN void take_best(const struct chain_job &j, struct chain_shared<N> &s, cons
         GPU_UNROLL
         for (struct best &one : all)
             b = better(b, one);
-        for (int m = 1; m < GPU_WAVE; m *= 2) {
-            struct best other = {wave_xor(b.v, m), (int32_t)gpu_shfl_xor((uint32_t)b.id, m)};
-            b = better(b, other);
-        }
+        b = wave_best(b);
         if (gpu_lane() == 0)
             s.before[r] = winner(b);
         if (gpu_lane() == 0 && blockIdx.x == 0) {
