@@ -68,6 +68,24 @@ def arguments(about=__doc__):
     return p.parse_args()
 
 
+def config_of(a):
+    """Kindling's, or with --tiny one for tests on a CPU."""
+    if not a.tiny:
+        return Config(KINDLING)
+    return tiny(hidden_size=128, num_attention_heads=2, head_dim=128, moe_intermediate_size=128, index_n_heads=8)
+
+
+def rows_of(docs, tk):
+    """Answers packed into rows: (ids, weights) [n, LENGTH + 1]."""
+    supply = iter(docs)
+    packer = Packer(lambda: list(itertools.islice(supply, 32)), tk, LENGTH, 0.0)
+    rows = list(iter(packer.row, None))
+    if not rows:
+        return torch.zeros(0, LENGTH + 1, dtype=torch.long), torch.zeros(0, LENGTH + 1)
+    ids = torch.stack([torch.from_numpy(r[0].astype("int32")) for r in rows]).long()
+    return ids, torch.stack([torch.from_numpy(r[1]) for r in rows]).float() / 255
+
+
 def answers(target, tk, glosses, plan, size, seed):
     """Documents (ids) whose last answer the target wrote itself, half of each round greedy, half at temperature 1."""
     out = []
@@ -152,11 +170,7 @@ def main():
         a.workers,
     )
     tk, glosses = Tokenizer.from_file(a.tokenizer), wordnet.load(a.glosses)
-    c = (
-        tiny(hidden_size=128, num_attention_heads=2, head_dim=128, moe_intermediate_size=128, index_n_heads=8)
-        if a.tiny
-        else Config(KINDLING)
-    )
+    c = config_of(a)
     dtype = torch.bfloat16 if a.device == "cuda" or a.bf16 else torch.float32
     target, drafter = Target(c, dtype), Drafter(c, dtype)
     if is_published(a.state):
@@ -180,14 +194,7 @@ def main():
     print(
         f"{len(docs)} answers, {sum(map(len, docs)) / 1e6:.2f} M tokens, after {time.time() - began:.0f} s", flush=True
     )
-    supply = iter(docs)
-    packer = Packer(lambda: list(itertools.islice(supply, 32)), tk, LENGTH, 0.0)
-    rows = list(iter(packer.row, None))
-    ids, weights = torch.zeros(0, LENGTH + 1, dtype=torch.long), torch.zeros(0, LENGTH + 1)
-    if rows:
-        ids = torch.stack([torch.from_numpy(r[0].astype("int32")) for r in rows]).long()
-        weights = torch.stack([torch.from_numpy(r[1]) for r in rows]).float() / 255
-    ids, weights = ids.to(a.device), weights.to(a.device)
+    ids, weights = (x.to(a.device) for x in rows_of(docs, tk))
     fused.compile_all(a.compile or (a.device == "cuda" and not a.no_compile))
 
     optimizer = Optimizer(drafter)

@@ -8,7 +8,6 @@ the target's distribution and cross-entropy, later drafts for less. Writes the b
 for a checkpoint of the target's shards, curve-mtp.jsonl and eval-mtp.json into --out.
 """
 
-import itertools
 import json
 import os
 import time
@@ -19,13 +18,11 @@ from tokenizers import Tokenizer
 import train_drafter
 from kindling import evaluate, fused, wordnet
 from kindling.checkpoint import export_mtp, load_export, put_on_grid
-from kindling.config import KINDLING, Config, tiny
-from kindling.data import Packer
 from kindling.drafter import Drafter
 from kindling.model import Target
 from kindling.mtp import STEPS, Mtp
 from kindling.optim import Optimizer, schedule
-from train_drafter import LENGTH, anchors_of, answers
+from train_drafter import anchors_of, answers, config_of, rows_of
 
 WEIGHTS = (1.0, 0.8, 0.6)  # of the drafts
 
@@ -57,16 +54,6 @@ def mtp_loss(target, mtp, ids, weights, count):
     return loss, torch.stack([loss.detach(), tau, greedy])
 
 
-def rows_of(docs, tk, device):
-    """Answers packed into rows: (ids, weights) [n, LENGTH + 1]."""
-    supply = iter(docs)
-    packer = Packer(lambda: list(itertools.islice(supply, 32)), tk, LENGTH, 0.0)
-    rows = list(iter(packer.row, None))
-    ids = torch.stack([torch.from_numpy(r[0].astype("int32")) for r in rows]).long()
-    weights = torch.stack([torch.from_numpy(r[1]) for r in rows]).float() / 255
-    return ids.to(device), weights.to(device)
-
-
 def main():
     a = train_drafter.arguments(__doc__)
     began = time.time()
@@ -74,11 +61,7 @@ def main():
     torch.set_float32_matmul_precision("high")
     os.makedirs(a.out, exist_ok=True)
     tk, glosses = Tokenizer.from_file(a.tokenizer), wordnet.load(a.glosses)
-    c = (
-        tiny(hidden_size=128, num_attention_heads=2, head_dim=128, moe_intermediate_size=128, index_n_heads=8)
-        if a.tiny
-        else Config(KINDLING)
-    )
+    c = config_of(a)
     dtype = torch.bfloat16 if a.device == "cuda" or a.bf16 else torch.float32
     target, mtp = Target(c, dtype), Mtp(c, dtype)
     if not a.tiny:
@@ -90,7 +73,7 @@ def main():
     mtp.sw.quant = True
     plan = {k: int(v) for k, v in (p.split(":") for p in a.generate.split(",") if p)}
     docs = answers(target, tk, glosses, plan, a.round, a.seed)
-    ids, weights = rows_of(docs, tk, a.device)
+    ids, weights = (x.to(a.device) for x in rows_of(docs, tk))
     print(f"{len(docs)} answers in {len(ids)} rows after {time.time() - began:.0f} s", flush=True)
     fused.compile_all(a.compile or (a.device == "cuda" and not a.no_compile))
     optimizer = Optimizer(mtp)
