@@ -270,9 +270,7 @@ static void fill_batch(fst_engine *e)
         e->draft_slot[b->n] = r->slot;
         e->draft_committed[b->n] = r->n_committed;
         e->draft_anchor[b->n] = r->ids[r->n_known - 1];
-        e->draft_draw[b->n] = (struct draw_params){.temperature = r->sampling.temperature,
-                                                   .choice = r->sampling.choice,
-                                                   .seed = r->sampling.seed};
+        e->draft_draw[b->n] = sample_draw_params(&r->sampling);
         e->draft_out_pos[b->n] = (uint32_t)(r->n_known - r->n_prompt);
         b->n++;
     }

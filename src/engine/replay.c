@@ -156,14 +156,12 @@ static enum fst_status redraft(struct replay *p, const struct record_step *s, in
     b->conf = NULL;
     for (int i = 0; i < n; i++) {
         const struct actor *a = &p->actor[p->span_actor[i]];
-        const struct sample_params *sp = &a->r.sampling;
         if (!p->recorded[i]->verify)
             continue;
         e->draft_slot[b->n] = a->slot;
         e->draft_committed[b->n] = p->recorded[i]->pos;
         e->draft_anchor[b->n] = p->recorded[i]->ids[0];
-        e->draft_draw[b->n] = (struct draw_params){
-            .temperature = sp->temperature, .choice = sp->choice, .seed = sp->seed};
+        e->draft_draw[b->n] = sample_draw_params(&a->r.sampling);
         e->draft_out_pos[b->n++] = (uint32_t)(p->recorded[i]->pos + 1 - a->r.n_prompt);
     }
     if (b->n == 0 || b->gamma == 0)

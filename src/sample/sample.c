@@ -238,8 +238,7 @@ enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row 
     FST_ASSERT(n <= s->max_rows);
     for (int i = 0; i < n; i++) {
         const struct sample_params *p = row[i].params;
-        s->draw[i] = (struct draw_params){
-            .temperature = p->temperature, .choice = p->choice, .seed = p->seed};
+        s->draw[i] = sample_draw_params(p);
         s->out_pos[i] = row[i].out_pos;
     }
     FST_TRY(draw(s, &a));

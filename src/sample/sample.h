@@ -23,6 +23,13 @@ struct sample_params {
     uint32_t choice;
 };
 
+/* What a draw's noise follows from, the same for the drafter and for the target. */
+static inline struct draw_params sample_draw_params(const struct sample_params *p)
+{
+    return (struct draw_params){
+        .temperature = p->temperature, .choice = p->choice, .seed = p->seed};
+}
+
 struct sample_top {
     int32_t id;
     float logprob;
