@@ -529,7 +529,11 @@ static void case_attention(struct ck *c, struct world *w, int n_ref)
         t.macs += keys * w->m->n_heads * w->m->head_dim * 2;
         t.bytes += keys * (w->l.format == ROW_FP8 ? 590 : rows_bytes(w->l.format, w->m->head_dim));
     }
-    ck_out(&t, c, "o", &w->o, (int64_t)w->m->n_heads * w->m->head_dim, 1e-5);
+    /* Hopper's maxima are powers of two, so its weights are rounded elsewhere than ref's: two roundings of
+     * weights and one of o apart, 2^-18/3 each, where few keys nearly cancel more.  Of 180 checks with 12
+     * seeds one was above 1e-5 (--sweep 12). */
+    bool powers = c->hopper || strcmp(c->k.name, "hopper") == 0;
+    ck_out(&t, c, "o", &w->o, (int64_t)w->m->n_heads * w->m->head_dim, powers ? 2e-5 : 1e-5);
     ck_run(c, &t);
     if (!c->bench && !c->sweep && c->k.flags)
         check_later_rows(c, &t);
