@@ -1,9 +1,10 @@
 /* chat.h - messages to prompt text, model text to messages, in DeepSeek-V4's format.
  *
  * Dialect-free: HTTP handlers turn their bodies into a struct chat_request (chat_request_from_json
- * for OpenAI-style bodies, the chat_add_* calls for the others), chat_render makes the prompt, and
- * chat/stream.h turns sampled ids into events.  Format: DeepSeek-V4 reference encoding
- * (encoding_dsv4.py); texts that must be exact stand in chat/protocol.h.
+ * for OpenAI-style bodies, chat_request_from_messages for Anthropic's, the chat_add_* calls for
+ * others), chat_render makes the prompt, and chat/stream.h turns sampled ids into events.  Format:
+ * DeepSeek-V4 reference encoding (encoding_dsv4.py); texts that must be exact stand in
+ * chat/protocol.h.
  *
  * Memory: a chat_request owns copies of everything put into it.  Threads: none of these objects is
  * shared; one thread at a time each. */
@@ -155,6 +156,11 @@ void chat_request_release(struct chat_request *r);
  * document. */
 enum fst_status chat_request_from_json(struct chat_request *r, json_val *body,
                                        const struct chat_defaults *d);
+
+/* The same for a body of Anthropic's Messages API: system, messages with their blocks, tools,
+ * tool_choice, thinking, output_config.effort.  Thinking is off unless the body turns it on. */
+enum fst_status chat_request_from_messages(struct chat_request *r, json_val *body,
+                                           const struct chat_defaults *d);
 
 /* For other dialects.  All copy; a failed allocation is remembered in r->failed and the call then
  * does nothing or returns NULL, which the others accept.  A message pointer is valid until the next

@@ -1,4 +1,5 @@
-/* api_text.c - /tokenize, /detokenize, /apply-template: text work without the engine.
+/* api_text.c - /tokenize, /detokenize, /apply-template, /v1/messages/count_tokens: text work without
+ * the engine.
  * Large bodies go to a helper thread like those of generating requests. */
 #include "chat/chat.h"
 #include "server/fields.h"
@@ -11,6 +12,7 @@ struct task {
     void (*run)(struct task *t, json_val *body);
     struct buf body, out;
     char *key; /* owned: of the sender (auth_key) */
+    enum api_shape shape;
     struct api_error err;
 };
 
@@ -50,7 +52,7 @@ static void done(void *ud)
     if (t->x) {
         t->x->on_gone = NULL;
         if (t->err.status)
-            api_send_error(t->x, &t->err, SHAPE_OPENAI);
+            api_send_error(t->x, &t->err, t->shape);
         else
             api_send(t->x, 200, &t->out);
     }
@@ -60,7 +62,8 @@ static void done(void *ud)
     mem_free(t);
 }
 
-static void start(struct server *s, struct exch *x, void (*run)(struct task *, json_val *))
+static void start(struct server *s, struct exch *x, void (*run)(struct task *, json_val *),
+                  enum api_shape shape)
 {
     struct task *t = mem_calloc(1, sizeof *t);
     char *key = mem_strdup(auth_key(s, x));
@@ -69,10 +72,11 @@ static void start(struct server *s, struct exch *x, void (*run)(struct task *, j
         mem_free(key);
         struct api_error e = {0};
         api_fail(&e, 503, "out_of_memory", NULL, "out of memory for this request");
-        api_send_error(x, &e, SHAPE_OPENAI);
+        api_send_error(x, &e, shape);
         return;
     }
     t->s = s;
+    t->shape = shape;
     t->x = x;
     t->run = run;
     t->key = key;
@@ -103,9 +107,13 @@ static bool encode(struct task *t, json_val *v, const char *param, bool specials
     return true;
 }
 
-static bool render(struct task *t, json_val *body, struct chat_request *r, struct chat_prompt *p)
+typedef enum fst_status read_fn(struct chat_request *r, json_val *body,
+                                const struct chat_defaults *d);
+
+static bool render(struct task *t, json_val *body, read_fn *read, struct chat_request *r,
+                   struct chat_prompt *p)
 {
-    enum fst_status rc = chat_request_from_json(r, body, &t->s->chat);
+    enum fst_status rc = read(r, body, &t->s->chat);
     r->memory = t->s->memory;
     if (rc == FST_OK && !remember_tenant(t->s, t->key, body, &r->tenant, &t->err))
         return false;
@@ -161,7 +169,8 @@ static void run_tokenize(struct task *t, json_val *body)
     if (!json_is_null(messages)) {
         struct chat_request cr;
         struct chat_prompt cp = {0};
-        if (render(t, body, &cr, &cp) && chat_encode(&cp, t->s->tok, &ids) < 0)
+        if (render(t, body, chat_request_from_json, &cr, &cp) &&
+            chat_encode(&cp, t->s->tok, &ids) < 0)
             oom(t);
         chat_prompt_release(&cp);
         chat_request_release(&cr);
@@ -197,7 +206,7 @@ static void run_tokenize(struct task *t, json_val *body)
 
 void api_tokenize(struct server *s, struct exch *x)
 {
-    start(s, x, run_tokenize);
+    start(s, x, run_tokenize, SHAPE_OPENAI);
 }
 
 /* ------------------------------------------------------------------ detokenize */
@@ -255,7 +264,7 @@ static void run_detokenize(struct task *t, json_val *body)
 
 void api_detokenize(struct server *s, struct exch *x)
 {
-    start(s, x, run_detokenize);
+    start(s, x, run_detokenize, SHAPE_OPENAI);
 }
 
 /* ------------------------------------------------------------------ apply-template */
@@ -264,7 +273,7 @@ static void run_template(struct task *t, json_val *body)
 {
     struct chat_request cr;
     struct chat_prompt cp = {0};
-    if (render(t, body, &cr, &cp)) {
+    if (render(t, body, chat_request_from_json, &cr, &cp)) {
         buf_puts(&t->out, "{\"prompt\":");
         json_put_string_safe(&t->out, buf_str(&cp.text), cp.text.len);
         buf_putc(&t->out, '}');
@@ -275,5 +284,29 @@ static void run_template(struct task *t, json_val *body)
 
 void api_apply_template(struct server *s, struct exch *x)
 {
-    start(s, x, run_template);
+    start(s, x, run_template, SHAPE_OPENAI);
+}
+
+/* ------------------------------------------------------------------ count_tokens */
+
+static void run_count(struct task *t, json_val *body)
+{
+    struct chat_request cr;
+    struct chat_prompt cp = {0};
+    struct tokenizer_ids ids = {0};
+    if (!fields_check_messages(body, &t->err))
+        return;
+    if (render(t, body, chat_request_from_messages, &cr, &cp)) {
+        if (chat_encode(&cp, t->s->tok, &ids) < 0)
+            oom(t);
+        buf_printf(&t->out, "{\"input_tokens\":%zu}", ids.n);
+    }
+    tokenizer_ids_release(&ids);
+    chat_prompt_release(&cp);
+    chat_request_release(&cr);
+}
+
+void api_count_tokens(struct server *s, struct exch *x)
+{
+    start(s, x, run_count, SHAPE_ANTHROPIC);
 }

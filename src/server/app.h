@@ -81,10 +81,13 @@ bool api_fail_status(struct api_error *e, enum fst_status rc, const char *param)
 const char *api_error_type(int status);
 
 enum api_shape {
-    SHAPE_OPENAI, /* {"object":"error","message":...,"error":{message,type,param,code}} */
-    SHAPE_NATIVE  /* {"error":{message,type,code:status}} */
+    SHAPE_OPENAI,   /* {"object":"error","message":...,"error":{message,type,param,code}} */
+    SHAPE_NATIVE,   /* {"error":{message,type,code:status}} */
+    SHAPE_ANTHROPIC /* {"type":"error","error":{type,message},"request_id":...} */
 };
-void api_error_json(struct buf *out, const struct api_error *e, enum api_shape shape);
+/* request_id: of the exchange, for SHAPE_ANTHROPIC. */
+void api_error_json(struct buf *out, const struct api_error *e, enum api_shape shape,
+                    const char *request_id);
 /* What goes into a stream whose head is already out: {"error":{...,"code":status}}. */
 void api_error_stream_json(struct buf *out, const struct api_error *e);
 void api_send_error(struct exch *x, const struct api_error *e, enum api_shape shape);
@@ -113,6 +116,8 @@ bool remember_tenant(const struct server *s, const char *key, json_val *body, st
 /* ------------------------------------------------------------------ routing */
 
 void route_dispatch(struct server *s, struct exch *x);
+/* Of errors at this path; NULL: not known yet. */
+enum api_shape route_shape(const char *path);
 /* 0 when the request may pass, else the error is filled in. */
 bool auth_check(const struct server *s, const struct exch *x, bool admin, struct api_error *e);
 /* The key that let this request in, "" when none is asked for. */
@@ -120,6 +125,8 @@ const char *auth_key(const struct server *s, const struct exch *x);
 bool auth_equal(const char *a, const char *b); /* time depends on the length of b alone */
 
 void api_chat(struct server *s, struct exch *x);
+void api_messages(struct server *s, struct exch *x);
+void api_count_tokens(struct server *s, struct exch *x);
 void api_completions(struct server *s, struct exch *x);
 void api_generate(struct server *s, struct exch *x);
 void api_tokenize(struct server *s, struct exch *x);

@@ -4,30 +4,37 @@
 #include <math.h>
 
 #define CC  (ON_CHAT | ON_COMPLETIONS)
-#define ALL (ON_CHAT | ON_COMPLETIONS | ON_SAMPLING)
+#define CCM (CC | ON_MESSAGES)
+#define ALL (CCM | ON_SAMPLING)
 
 const struct field field_table[] = {
     {"model", CC, FIELD_WORKS, 0,
      "any name, echoed; deepseek-chat and deepseek-reasoner set thinking"},
+    {"model", ON_MESSAGES, FIELD_WORKS, 0, "any name, echoed"},
     {"messages", ON_CHAT, FIELD_WORKS, 0, "text parts; images and audio are refused"},
+    {"messages", ON_MESSAGES, FIELD_WORKS, 0,
+     "text, thinking, tool_use and tool_result blocks; images and documents are refused"},
+    {"system", ON_MESSAGES, FIELD_WORKS, 0, "text, or text blocks"},
     {"prompt", ON_COMPLETIONS, FIELD_WORKS, 0, "text, list of texts, ids, list of id lists"},
     {"text", ON_GENERATE, FIELD_WORKS, 0, "text or list of texts"},
     {"input_ids", ON_CHAT | ON_GENERATE, FIELD_WORKS, 0, "ids instead of text"},
     {"sampling_params", ON_GENERATE, FIELD_WORKS, 0, "object, or one per prompt"},
-    {"max_tokens", CC, FIELD_WORKS, 0, "all generated tokens; clamped to the context"},
+    {"max_tokens", CCM, FIELD_WORKS, 0, "all generated tokens; clamped to the context"},
     {"max_completion_tokens", ON_CHAT, FIELD_WORKS, 0, "wins over max_tokens"},
     {"max_new_tokens", ON_SAMPLING, FIELD_WORKS, 0, "128; 0: prefill only"},
-    {"min_tokens", CC, FIELD_WORKS, 0, "no end of text before"},
+    {"min_tokens", CCM, FIELD_WORKS, 0, "no end of text before"},
     {"min_new_tokens", ON_SAMPLING, FIELD_WORKS, 0, "no end of text before"},
     {"temperature", ALL, FIELD_WORKS, 0, "1; 0 is greedy"},
     {"top_p", ALL, FIELD_WORKS, 0, "1"},
     {"top_k", ALL, FIELD_WORKS, 0, "-1"},
     {"min_p", ALL, FIELD_WORKS, 0, "0"},
-    {"seed", CC, FIELD_WORKS, 0, "-2^63 to 2^64-1; same seed, same text"},
+    {"seed", CCM, FIELD_WORKS, 0, "-2^63 to 2^64-1; same seed, same text"},
     {"sampling_seed", ON_SAMPLING, FIELD_WORKS, 0, "-2^63 to 2^64-1; same seed, same text"},
-    {"n", ALL, FIELD_WORKS, 0, "choices per prompt"},
+    {"n", CC | ON_SAMPLING, FIELD_WORKS, 0, "choices per prompt"},
+    {"n", ON_MESSAGES, FIELD_REFUSED, "1", "an answer is one message"},
     {"best_of", ON_COMPLETIONS, FIELD_REFUSED, "1", "only n choices are drawn"},
     {"stop", ALL, FIELD_WORKS, 0, "up to 64 strings; in chat on content only"},
+    {"stop_sequences", ON_MESSAGES, FIELD_WORKS, 0, "the same"},
     {"stop_token_ids", ALL, FIELD_WORKS, 0, "up to 64 ids"},
     {"stop_regex", ALL, FIELD_REFUSED, "\"\"|[]", "not built"},
     {"no_stop_trim", ALL, FIELD_WORKS, 0, "keep the stop string"},
@@ -48,10 +55,14 @@ const struct field field_table[] = {
     {"echo", ON_COMPLETIONS, FIELD_WORKS, 0, "the prompt before the text"},
     {"suffix", ON_COMPLETIONS, FIELD_REFUSED, "\"\"", "not built"},
     {"return_token_ids", ON_COMPLETIONS, FIELD_WORKS, 0, "token_ids beside the text"},
-    {"stream", ON_CHAT | ON_COMPLETIONS | ON_GENERATE, FIELD_WORKS, 0, "server-sent events"},
+    {"stream", CCM | ON_GENERATE, FIELD_WORKS, 0, "server-sent events"},
     {"stream_options", CC, FIELD_WORKS, 0, "include_usage, continuous_usage_stats"},
     {"tools", ON_CHAT, FIELD_WORKS, 0, "up to 512 functions"},
     {"tool_choice", ON_CHAT, FIELD_WORKS, 0, "auto, none, required, a function"},
+    {"tools", ON_MESSAGES, FIELD_WORKS, 0,
+     "up to 512; those that run at Anthropic (a type but custom) are left out"},
+    {"tool_choice", ON_MESSAGES, FIELD_WORKS, 0,
+     "auto, any, tool, none; disable_parallel_tool_use: one call"},
     {"parallel_tool_calls", ON_CHAT, FIELD_WORKS, 0, "false: one call"},
     {"response_format", ON_CHAT, FIELD_WORKS, 0,
      "text, json_object (asked for in the prompt, not enforced); json_schema is refused"},
@@ -65,6 +76,11 @@ const struct field field_table[] = {
     {"guided_choice", CC, FIELD_REFUSED, "[]", "not built"},
     {"reasoning_effort", ON_CHAT, FIELD_WORKS, 0, "none, low, high, max and their kin"},
     {"thinking", ON_CHAT, FIELD_WORKS, 0, "type; budget_tokens is refused"},
+    {"thinking", ON_MESSAGES, FIELD_WORKS, 0,
+     "type enabled, adaptive or disabled, which is the default; budget_tokens is read and not "
+     "enforced"},
+    {"output_config", ON_MESSAGES, FIELD_WORKS, 0, "effort; format is refused"},
+    {"output_format", ON_MESSAGES, FIELD_REFUSED, "", "not built"},
     {"think", ON_CHAT, FIELD_WORKS, 0, "thinking on or off"},
     {"enable_thinking", ON_CHAT, FIELD_WORKS, 0, "thinking on or off"},
     {"reasoning", ON_CHAT, FIELD_WORKS, 0, "effort, enabled; max_tokens is refused"},
@@ -77,8 +93,8 @@ const struct field field_table[] = {
     {"continue_final_message", ON_CHAT, FIELD_WORKS, 0, "the reply continues the last message"},
     {"add_generation_prompt", ON_CHAT, FIELD_WORKS, 0, "true"},
     {"task", ON_CHAT, FIELD_WORKS, 0, "quick instructions"},
-    {"rid", ON_CHAT | ON_COMPLETIONS | ON_GENERATE, FIELD_WORKS, 0, "name for /abort_request"},
-    {"return_progress", CC, FIELD_WORKS, 0, "prompt_progress events while the prompt is read"},
+    {"rid", CCM | ON_GENERATE, FIELD_WORKS, 0, "name for /abort_request"},
+    {"return_progress", CCM, FIELD_WORKS, 0, "prompt_progress events while the prompt is read"},
     {"timings_per_token", CC, FIELD_WORKS, 0, "timings in the last chunk or the answer"},
     {"return_hidden_states", ON_CHAT | ON_COMPLETIONS | ON_GENERATE, FIELD_REFUSED, "false",
      "not built"},
@@ -92,19 +108,23 @@ const struct field field_table[] = {
     {"custom_params", ON_SAMPLING, FIELD_INERT, 0, "nothing reads it"},
     {"priority", ON_CHAT | ON_COMPLETIONS | ON_GENERATE, FIELD_INERT, 0,
      "requests run in order of arrival"},
-    {"cache_salt", ON_CHAT, FIELD_WORKS, 0,
+    {"cache_salt", ON_CHAT | ON_MESSAGES, FIELD_WORKS, 0,
      "divides users of one key: turns with calls and cached prompts are its own alone"},
     {"cache_salt", ON_COMPLETIONS | ON_GENERATE, FIELD_WORKS, 0,
      "divides users of one key: cached prompts are its own alone"},
-    {"firesteel", CC | ON_GENERATE, FIELD_WORKS, 0,
+    {"firesteel", CCM | ON_GENERATE, FIELD_WORKS, 0,
      "`{\"cache\": true}`: what of the prompt was cached, and why not more"},
     {"user", CC, FIELD_INERT, 0, ""},
-    {"metadata", ON_CHAT, FIELD_INERT, 0, ""},
+    {"metadata", ON_CHAT | ON_MESSAGES, FIELD_INERT, 0, ""},
     {"store", ON_CHAT, FIELD_INERT, 0, "nothing is stored"},
-    {"service_tier", ON_CHAT, FIELD_INERT, 0, ""},
+    {"service_tier", ON_CHAT | ON_MESSAGES, FIELD_INERT, 0, ""},
     {"prompt_cache_key", ON_CHAT, FIELD_INERT, 0, ""},
     {"safety_identifier", ON_CHAT, FIELD_INERT, 0, ""},
     {"verbosity", ON_CHAT, FIELD_INERT, 0, ""},
+    {"cache_control", ON_MESSAGES, FIELD_INERT, 0, "every prompt is cached; in blocks too"},
+    {"context_management", ON_MESSAGES, FIELD_INERT, 0, "the conversation stays as it is sent"},
+    {"container", ON_MESSAGES, FIELD_INERT, 0, "nothing is run"},
+    {"mcp_servers", ON_MESSAGES, FIELD_REFUSED, "[]", "not built"},
     {"modalities", ON_CHAT, FIELD_REFUSED, "[\"text\"]|[]", "the model writes text"},
     {"audio", ON_CHAT, FIELD_REFUSED, "{}", "the model writes text"},
 };
@@ -148,11 +168,31 @@ bool fields_check(json_val *object, unsigned on, const char *prefix, struct api_
     return true;
 }
 
+bool fields_nested_refused(json_val *body, const char *outer, const char *inner,
+                           struct api_error *e)
+{
+    json_val *v = json_get(json_get(body, outer), inner);
+    char param[96], q[96];
+    if (json_is_null(v))
+        return true;
+    snprintf(param, sizeof param, "%s.%s", outer, inner);
+    return api_fail(e, 400, "unsupported_parameter", param,
+                    "%s is not supported: got %s, only null is allowed", param,
+                    api_quote_value(q, v));
+}
+
+bool fields_check_messages(json_val *body, struct api_error *e)
+{
+    return fields_check(body, ON_MESSAGES, "", e) &&
+           fields_nested_refused(body, "output_config", "format", e);
+}
+
 static void list_endpoints(struct buf *out, unsigned on)
 {
-    static const char *const name[] = {"chat", "completions", "generate", "sampling_params"};
+    static const char *const name[] = {"chat", "completions", "generate", "sampling_params",
+                                       "messages"};
     const char *sep = "";
-    for (unsigned i = 0; i < 4; i++)
+    for (unsigned i = 0; i < FST_COUNT(name); i++)
         if (on & (1u << i)) {
             buf_printf(out, "%s%s", sep, name[i]);
             sep = ", ";

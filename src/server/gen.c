@@ -106,19 +106,24 @@ static void on_gone(struct exch *x, void *ud)
 static void answer_error(struct gen *g)
 {
     struct exch *x = g->x;
+    struct buf b = {0};
     FST_ASSERT(g->err.status);
     x->on_gone = NULL;
     x->on_tick = NULL;
+    if (x->status && g->d->put_error) {
+        g->d->put_error(g, &b);
+    } else {
+        buf_puts(&b, "data: ");
+        api_error_stream_json(&b, &g->err);
+        buf_puts(&b, "\n\n");
+    }
     g->x = NULL;
     g->answered = true;
     if (!x->status) {
         api_send_error(x, &g->err, g->d->shape);
+        buf_release(&b);
         return;
     }
-    struct buf b = {0};
-    buf_puts(&b, "data: ");
-    api_error_stream_json(&b, &g->err);
-    buf_puts(&b, "\n\n");
     exch_stream_write(x, buf_str(&b), b.len);
     buf_release(&b);
     exch_stream_break(x);
@@ -199,6 +204,10 @@ bool gen_check_prompt(struct gen *g, size_t i, const char *param)
     if (n == 0)
         return api_fail(&g->err, 400, "invalid_value", param,
                         "%s: the prompt has no tokens, at least one is needed", param);
+    if (n >= ctx && g->d->shape == SHAPE_ANTHROPIC) /* its clients look for these words */
+        return api_fail(&g->err, 400, "context_length_exceeded", param,
+                        "prompt is too long: %lld tokens > %lld maximum", (long long)n,
+                        (long long)ctx);
     if (n >= ctx) {
         api_fail(&g->err, 400, "context_length_exceeded", param,
                  "This model's maximum context length is %lld tokens. The input (%lld tokens) is "
@@ -314,6 +323,7 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     }
     so.parser.event = on_event;
     so.parser.ud = c;
+    so.parser.call_id_ud = (void *)(uintptr_t)g->d->call_prefix;
     so.stops = p->stop;
     so.n_stops = p->n_stops;
     so.no_stop_trim = p->no_stop_trim;
@@ -673,12 +683,21 @@ static void stream_head(struct gen *g)
 
 void gen_send_event(struct gen *g, const struct buf *json)
 {
+    gen_send_named(g, NULL, json);
+}
+
+void gen_send_named(struct gen *g, const char *name, const struct buf *json)
+{
+    if (g->err.status) /* an event was lost: what follows it may not look whole */
+        return;
     if (json->failed) {
         gen_oom(g);
         return;
     }
     stream_head(g);
     struct buf b = {0};
+    if (name)
+        buf_printf(&b, "event: %s\n", name);
     buf_puts(&b, "data: ");
     buf_append(&b, json->data, json->len);
     buf_puts(&b, "\n\n");
@@ -702,10 +721,14 @@ static void on_tick(struct exch *x, void *ud, int64_t now_ms)
     struct gen *g = ud;
     double every = g->s->o.sse_keepalive_s;
     /* body.len is not looked at: before `prepare` is back nothing is known of the request. */
-    if (g->working || !g->stream || !g->d->comments || every <= 0)
+    if (g->working || !g->stream || (!g->d->comments && !g->d->keep_alive) || every <= 0)
         return;
     if ((double)(now_ms - x->last_write_ms) < 1e3 * every)
         return;
+    if (g->d->keep_alive) {
+        g->d->keep_alive(g);
+        return;
+    }
     stream_head(g);
     exch_stream_write(x, ": keep-alive\n\n", 14);
 }
@@ -899,13 +922,19 @@ void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last)
     buf_putc(b, '}');
 }
 
-void gen_put_progress(const struct gen_choice *c, struct buf *b)
+void gen_put_progress_member(const struct gen_choice *c, struct buf *b)
 {
     buf_printf(b,
-               ",\"prompt_progress\":{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,"
-               "\"time_ms\":%.0f}%s}",
-               c->view.n_prompt, c->view.n_cached, c->view.n_prefilled, 1e3 * c->view.prefill_s,
-               c->g->include_usage ? ",\"usage\":null" : "");
+               "\"prompt_progress\":{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,"
+               "\"time_ms\":%.0f}",
+               c->view.n_prompt, c->view.n_cached, c->view.n_prefilled, 1e3 * c->view.prefill_s);
+}
+
+void gen_put_progress(const struct gen_choice *c, struct buf *b)
+{
+    buf_putc(b, ',');
+    gen_put_progress_member(c, b);
+    buf_puts(b, c->g->include_usage ? ",\"usage\":null}" : "}");
 }
 
 void gen_answer(struct gen *g, struct buf *b)

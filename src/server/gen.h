@@ -76,6 +76,8 @@ struct gen_choice {
     enum chat_event_type pending_type;
     size_t sent_logprobs;
     size_t sent_text, sent_ids;
+    int n_blocks, open_block; /* blocks begun; the kind of the one that is not ended, 0: none */
+    bool has_answer;          /* one of them was text or a call */
 };
 
 struct gen;
@@ -84,6 +86,7 @@ struct gen_dialect {
     enum api_shape shape;
     bool comments; /* keep-alive comments are understood */
     const char *id_prefix;
+    const char *call_prefix; /* of call ids; NULL: "call_" */
     /* Read the body.  Runs on a helper thread for large ones: touches g alone, and of the server
      * only what is constant once it is ready. */
     bool (*prepare)(struct gen *g);
@@ -91,6 +94,11 @@ struct gen_dialect {
     void (*batch)(struct gen_choice *c);    /* streams only: a batch of tokens has been fed */
     void (*progress)(struct gen_choice *c); /* streams only: more of the prompt is read; or NULL */
     void (*choice_end)(struct gen_choice *c); /* streams only */
+    /* Streams: something that says no more than that the server is alive; NULL: a comment, if those
+     * are understood. */
+    void (*keep_alive)(struct gen *g);
+    /* Streams: the event that ends one with g->err; NULL: "data: {"error":...}". */
+    void (*put_error)(const struct gen *g, struct buf *event);
     void (*finish)(struct gen *g); /* all choices are done: write what is left; ends the exchange */
 };
 
@@ -152,12 +160,24 @@ bool gen_oom(struct gen *g);
 /* remember.c: keeps what the model wrote when the reply of this choice has calls. */
 void remember_choice(const struct gen_choice *c);
 
-/* For streams: the head if it is not out yet, then one event. */
+/* For streams: the head if it is not out yet, then one event; name NULL: it has none. */
 void gen_send_event(struct gen *g, const struct buf *json);
+void gen_send_named(struct gen *g, const char *name, const struct buf *json);
 void gen_send_done(struct gen *g); /* "data: [DONE]" and the end of the exchange */
 
 /* Of chat and completions: stream, stream_options, return_progress, timings_per_token. */
 bool gen_read_stream(struct gen *g, const struct field_reader *r);
+
+/* For dialects of chats.  g->params for one prompt, with its defaults. */
+bool gen_one_params(struct gen *g);
+/* g->chat, read from the body with status rc, to g->prompt: sampled turns put back, and rendered if
+ * `render` says so.  Then there is room for one prompt's ids. */
+bool gen_render_chat(struct gen *g, json_val *body, enum fst_status rc, bool render);
+/* The first of these fields that is given is the limit of new tokens. */
+bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
+                         size_t n);
+/* Stop strings of a field, appended to those there are. */
+bool gen_read_stops(struct gen_params *p, const struct field_reader *r, const char *name);
 
 /* Shared pieces of answers. */
 /* {"id","object","created","model","choices":[ */
@@ -165,6 +185,8 @@ void gen_put_head(const struct gen *g, struct buf *b, const char *object);
 /* What follows a choice in a chunk, the braces closed; last: it ends the choice. */
 void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last);
 void gen_put_progress(const struct gen_choice *c, struct buf *b); /* with the comma before it */
+/* "prompt_progress":{..} alone. */
+void gen_put_progress_member(const struct gen_choice *c, struct buf *b);
 /* Usage to the end of a plain answer; then it is sent. */
 void gen_answer(struct gen *g, struct buf *b);
 /* The end of a stream: the usage chunk if it is wanted, and [DONE]. */

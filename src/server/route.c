@@ -3,10 +3,11 @@
 
 enum { R_GET = 1, R_POST = 2, R_PUT = 4 };
 enum {
-    F_OPEN = 1,   /* no key asked for */
-    F_ADMIN = 2,  /* the admin key, when there is one */
-    F_NATIVE = 4, /* native error shape */
-    F_ENGINE = 8  /* needs the engine: 503 while starting and when shutting down */
+    F_OPEN = 1,      /* no key asked for */
+    F_ADMIN = 2,     /* the admin key, when there is one */
+    F_NATIVE = 4,    /* native error shape */
+    F_ENGINE = 8,    /* needs the engine: 503 while starting and when shutting down */
+    F_ANTHROPIC = 16 /* Anthropic's error shape */
 };
 
 struct route {
@@ -25,6 +26,10 @@ static const struct route routes[] = {
     {"/models", R_GET, 0, api_models},
     {"/v1/chat/completions", R_POST, F_ENGINE, api_chat},
     {"/chat/completions", R_POST, F_ENGINE, api_chat},
+    {"/v1/messages", R_POST, F_ENGINE | F_ANTHROPIC, api_messages},
+    {"/anthropic/v1/messages", R_POST, F_ENGINE | F_ANTHROPIC, api_messages},
+    {"/v1/messages/count_tokens", R_POST, F_ENGINE | F_ANTHROPIC, api_count_tokens},
+    {"/anthropic/v1/messages/count_tokens", R_POST, F_ENGINE | F_ANTHROPIC, api_count_tokens},
     {"/v1/completions", R_POST, F_ENGINE, api_completions},
     {"/completions", R_POST, F_ENGINE, api_completions},
     {"/generate", R_POST | R_PUT, F_ENGINE | F_NATIVE, api_generate},
@@ -67,22 +72,35 @@ static unsigned verb_bit(enum http_verb v)
     }
 }
 
-static const struct route *find(const char *path, size_t len)
+static const struct route *find(const char *path)
 {
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
     for (size_t i = 0; i < FST_COUNT(routes); i++)
         if (strlen(routes[i].path) == len && !memcmp(routes[i].path, path, len))
             return &routes[i];
     return NULL;
 }
 
+enum api_shape route_shape(const char *path)
+{
+    const struct route *r = path ? find(path) : NULL;
+    if (r)
+        return r->flags & F_NATIVE      ? SHAPE_NATIVE
+               : r->flags & F_ANTHROPIC ? SHAPE_ANTHROPIC
+                                        : SHAPE_OPENAI;
+    /* What that API has and this server has not: /v1/messages/batches, ... */
+    return path && (!strncmp(path, "/v1/messages/", 13) || !strncmp(path, "/anthropic/", 11))
+               ? SHAPE_ANTHROPIC
+               : SHAPE_OPENAI;
+}
+
 void route_dispatch(struct server *s, struct exch *x)
 {
     struct api_error e = {0};
     s->m.http_requests++;
-    size_t len = strlen(x->path);
-    while (len > 1 && x->path[len - 1] == '/')
-        len--;
-    const struct route *r = find(x->path, len);
+    const struct route *r = find(x->path);
     static const struct route model = {"/v1/models/", R_GET, 0, api_models};
     if (!r && !strncmp(x->path, "/v1/models/", 11))
         r = &model;
@@ -99,7 +117,9 @@ void route_dispatch(struct server *s, struct exch *x)
         exch_reply(x, 204, NULL, "", 0);
         return;
     }
-    enum api_shape shape = r && (r->flags & F_NATIVE) ? SHAPE_NATIVE : SHAPE_OPENAI;
+    enum api_shape shape = route_shape(x->path);
+    if (shape == SHAPE_ANTHROPIC)
+        exch_add_header(x, "request-id", x->request_id); /* where its clients look for it */
     bool open = r && (r->flags & F_OPEN);
     if (!open && !auth_check(s, x, r && (r->flags & F_ADMIN), &e)) {
         api_send_error(x, &e, shape);
@@ -109,7 +129,7 @@ void route_dispatch(struct server *s, struct exch *x)
         char q[96];
         api_fail(&e, 404, "unknown_endpoint", NULL, "unknown endpoint %s %s", x->verb_name,
                  api_quote(q, x->path, strlen(x->path)));
-        api_send_error(x, &e, SHAPE_OPENAI);
+        api_send_error(x, &e, shape);
         return;
     }
     if (!(verb_bit(x->verb) & r->verbs)) {

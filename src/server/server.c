@@ -314,7 +314,7 @@ static void end_at_once(int signum)
     _exit(128 + signum);
 }
 
-static void refuse(void *ud, int status, const char *why, struct buf *out)
+static void refuse(void *ud, const struct exch *x, int status, const char *why, struct buf *out)
 {
     (void)ud;
     struct api_error e = {0};
@@ -326,7 +326,7 @@ static void refuse(void *ud, int status, const char *why, struct buf *out)
                                        : "bad HTTP request";
     api_fail(&e, status, status == 400 ? "bad_http" : NULL, NULL, "%s%s%s", text,
              why[0] ? ": " : "", status == 503 ? "try again" : why);
-    api_error_json(out, &e, SHAPE_OPENAI);
+    api_error_json(out, &e, route_shape(x->path), x->request_id);
 }
 
 static void finished(void *ud, const struct exch *x, const char *peer)

@@ -152,6 +152,22 @@ static void script(const char *json)
 
 #define TOOLS "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
 
+/* The same as a stream of blocks. */
+static void blocks(void **state)
+{
+    pthread_t t = start();
+    (void)state;
+    script("{\"text\":\"t</think>x\\n\\n<｜DSML｜tool_calls>\\n<｜DSML｜invoke name=\\\"f\\\">\\n"
+           "<｜DSML｜parameter name=\\\"n\\\" string=\\\"false\\\">1</｜DSML｜parameter>\\n"
+           "</｜DSML｜invoke>\\n</｜DSML｜tool_calls>\"}");
+    every_allocation("/v1/messages",
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"stream\":true,"
+                     "\"return_progress\":true,\"thinking\":{\"type\":\"adaptive\"},\"tools\":[{"
+                     "\"name\":\"f\",\"input_schema\":{}}]}");
+    assert_non_null(strstr(text, "event: message_stop"));
+    stop(t);
+}
+
 /* A reply with a call, sent back after a restart: what was remembered is in the file. */
 static void calls(void **state)
 {
@@ -204,6 +220,14 @@ static void requests(void **state)
                      "{\"prompt\":[\"a b\",\"c\"],\"echo\":true,\"logprobs\":2,\"stream\":true}");
     every_allocation("/generate", "{\"text\":[\"a b\",\"c\"],\"return_logprob\":true,"
                                   "\"logprob_start_len\":0,\"rid\":\"r\"}");
+    every_allocation(
+        "/v1/messages",
+        "{\"system\":[{\"type\":\"text\",\"text\":\"s\"}],\"messages\":[{\"role\":\"user\","
+        "\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"c\",\"content\":\"r\","
+        "\"is_error\":true}]}],\"stop_sequences\":[\"zz\"],\"tools\":[{\"name\":\"f\","
+        "\"input_schema\":{\"type\":\"object\"}}],\"thinking\":{\"type\":\"adaptive\"}}");
+    every_allocation("/v1/messages/count_tokens",
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
     every_allocation("/tokenize", "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
     every_allocation("/abort_request", "{\"rid\":\"x\"}");
     every_allocation("/detokenize", "{\"tokens\":[[5,6,7],[8]]}");
@@ -215,6 +239,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(requests, setup, teardown),
         cmocka_unit_test_setup_teardown(calls, setup, teardown),
+        cmocka_unit_test_setup_teardown(blocks, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
