@@ -247,8 +247,8 @@ static void on_progress(struct gen_choice *c)
 {
     struct buf b = {0};
     begin(c);
-    buf_puts(&b, "{\"type\":\"ping\",");
-    gen_put_progress_member(c, &b);
+    buf_puts(&b, "{\"type\":\"ping\",\"prompt_progress\":");
+    gen_put_progress_object(c, &b);
     buf_putc(&b, '}');
     send(c->g, "ping", &b);
 }
@@ -260,13 +260,6 @@ static void keep_alive(struct gen *g)
         send_ping(g);
     else
         begin(&g->choices[0]);
-}
-
-static void put_error(const struct gen *g, struct buf *event)
-{
-    buf_puts(event, "event: error\ndata: ");
-    api_error_json(event, &g->err, SHAPE_ANTHROPIC, g->x->request_id);
-    buf_puts(event, "\n\n");
 }
 
 /* ------------------------------------------------------------------ answer */
@@ -309,7 +302,7 @@ static void finish(struct gen *g)
     const struct gen_choice *c = &g->choices[0];
     struct buf b = {0};
     if (g->stream) {
-        exch_stream_end(g->x);
+        gen_end(g);
         return;
     }
     put_head(g, &b);
@@ -320,10 +313,7 @@ static void finish(struct gen *g)
     put_usage(c, &b, c->n_tokens);
     gen_put_firesteel(c, &b);
     buf_putc(&b, '}');
-    if (b.failed)
-        gen_oom(g);
-    else
-        api_send(g->x, 200, &b);
+    gen_reply(g, &b);
     buf_release(&b);
 }
 
@@ -338,7 +328,6 @@ static const struct gen_dialect dialect = {
     .progress = on_progress,
     .choice_end = on_choice_end,
     .keep_alive = keep_alive,
-    .put_error = put_error,
     .finish = finish,
 };
 

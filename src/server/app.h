@@ -88,8 +88,10 @@ enum api_shape {
 /* request_id: of the exchange, for SHAPE_ANTHROPIC. */
 void api_error_json(struct buf *out, const struct api_error *e, enum api_shape shape,
                     const char *request_id);
-/* What goes into a stream whose head is already out: {"error":{...,"code":status}}. */
-void api_error_stream_json(struct buf *out, const struct api_error *e);
+/* The event that ends a stream whose head is already out: data: {"error":{...,"code":status}}, or event:
+ * error with Anthropic's shape. */
+void api_error_event(struct buf *out, const struct api_error *e, enum api_shape shape,
+                     const char *request_id);
 void api_send_error(struct exch *x, const struct api_error *e, enum api_shape shape);
 void api_send(struct exch *x, int status, const struct buf *json);
 

@@ -110,20 +110,13 @@ static void answer_error(struct gen *g)
     FST_ASSERT(g->err.status);
     x->on_gone = NULL;
     x->on_tick = NULL;
-    if (x->status && g->d->put_error) {
-        g->d->put_error(g, &b);
-    } else {
-        buf_puts(&b, "data: ");
-        api_error_stream_json(&b, &g->err);
-        buf_puts(&b, "\n\n");
-    }
     g->x = NULL;
     g->answered = true;
     if (!x->status) {
         api_send_error(x, &g->err, g->d->shape);
-        buf_release(&b);
         return;
     }
+    api_error_event(&b, &g->err, g->d->shape, x->request_id);
     exch_stream_write(x, buf_str(&b), b.len);
     buf_release(&b);
     exch_stream_break(x);
@@ -713,7 +706,20 @@ void gen_send_done(struct gen *g)
     static const char done[] = "data: [DONE]\n\n";
     stream_head(g);
     exch_stream_write(g->x, done, sizeof done - 1);
+    gen_end(g);
+}
+
+void gen_end(struct gen *g)
+{
     exch_stream_end(g->x);
+}
+
+void gen_reply(struct gen *g, const struct buf *json)
+{
+    if (json->failed)
+        gen_oom(g);
+    else
+        api_send(g->x, 200, json);
 }
 
 static void on_tick(struct exch *x, void *ud, int64_t now_ms)
@@ -922,18 +928,16 @@ void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last)
     buf_putc(b, '}');
 }
 
-void gen_put_progress_member(const struct gen_choice *c, struct buf *b)
+void gen_put_progress_object(const struct gen_choice *c, struct buf *b)
 {
-    buf_printf(b,
-               "\"prompt_progress\":{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,"
-               "\"time_ms\":%.0f}",
+    buf_printf(b, "{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,\"time_ms\":%.0f}",
                c->view.n_prompt, c->view.n_cached, c->view.n_prefilled, 1e3 * c->view.prefill_s);
 }
 
 void gen_put_progress(const struct gen_choice *c, struct buf *b)
 {
-    buf_putc(b, ',');
-    gen_put_progress_member(c, b);
+    buf_puts(b, ",\"prompt_progress\":");
+    gen_put_progress_object(c, b);
     buf_puts(b, c->g->include_usage ? ",\"usage\":null}" : "}");
 }
 
@@ -949,10 +953,7 @@ void gen_answer(struct gen *g, struct buf *b)
     }
     gen_put_firesteel(&g->choices[0], b);
     buf_putc(b, '}');
-    if (b->failed)
-        gen_oom(g);
-    else
-        api_send(g->x, 200, b);
+    gen_reply(g, b);
 }
 
 void gen_end_stream(struct gen *g, const char *object)

@@ -97,8 +97,6 @@ struct gen_dialect {
     /* Streams: something that says no more than that the server is alive; NULL: a comment, if those
      * are understood. */
     void (*keep_alive)(struct gen *g);
-    /* Streams: the event that ends one with g->err; NULL: "data: {"error":...}". */
-    void (*put_error)(const struct gen *g, struct buf *event);
     void (*finish)(struct gen *g); /* all choices are done: write what is left; ends the exchange */
 };
 
@@ -164,6 +162,8 @@ void remember_choice(const struct gen_choice *c);
 void gen_send_event(struct gen *g, const struct buf *json);
 void gen_send_named(struct gen *g, const char *name, const struct buf *json);
 void gen_send_done(struct gen *g); /* "data: [DONE]" and the end of the exchange */
+void gen_end(struct gen *g);       /* of the exchange, after the last event */
+void gen_reply(struct gen *g, const struct buf *json); /* the whole answer, without stream */
 
 /* Of chat and completions: stream, stream_options, return_progress, timings_per_token. */
 bool gen_read_stream(struct gen *g, const struct field_reader *r);
@@ -185,8 +185,8 @@ void gen_put_head(const struct gen *g, struct buf *b, const char *object);
 /* What follows a choice in a chunk, the braces closed; last: it ends the choice. */
 void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last);
 void gen_put_progress(const struct gen_choice *c, struct buf *b); /* with the comma before it */
-/* "prompt_progress":{..} alone. */
-void gen_put_progress_member(const struct gen_choice *c, struct buf *b);
+/* The object alone. */
+void gen_put_progress_object(const struct gen_choice *c, struct buf *b);
 /* Usage to the end of a plain answer; then it is sent. */
 void gen_answer(struct gen *g, struct buf *b);
 /* The end of a stream: the usage chunk if it is wanted, and [DONE]. */
