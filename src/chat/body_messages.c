@@ -55,11 +55,12 @@ static enum fst_status read_texts(struct chat_request *r, struct chat_message *m
             snprintf(type_path, sizeof type_path, "%s.type", sub);
             return chat_wrong_type(r, type_path, "string", type);
         }
-        if (!chat_json_is(type, "text")) {
+        bool is_name = chat_json_is(type, "tool_reference"); /* a tool that a search found */
+        if (!is_name && !chat_json_is(type, "text")) {
             FST_TRY(chat_other_part(r, m, sub, type));
             continue;
         }
-        FST_TRY(get_string(r, block, "text", sub, &s, &len));
+        FST_TRY(get_string(r, block, is_name ? "tool_name" : "text", sub, &s, &len));
         chat_add_text(r, m, s, len);
     }
     return FST_OK;

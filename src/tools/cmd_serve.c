@@ -119,7 +119,7 @@ static const struct option_def answer_defs[] = {
      .min = 0,
      .max = 86400,
      .arg = "SECONDS",
-     .help = "comment in quiet streams (not on /generate); 0 off"},
+     .help = "comment, or ping, in quiet streams (not on /generate); 0 off"},
     {.name = "strict-model-name", .type = OPTION_FLAG, .help = "404 for other model names"},
     {.name = "strict-max-tokens", .type = OPTION_FLAG, .help = "400 instead of clamping"},
     {.name = "unsupported-content",

@@ -535,6 +535,17 @@ class Refusals(Case):
         self.assertEqual(self.s.post("/v1/messages/", {"messages": HI}).status, 200)
         self.assertEqual(self.s.get("/v1/other").json()["object"], "error")
 
+    def test_images_that_are_named(self):
+        """An agent that has read one goes on."""
+        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+        body = {"messages": HI + [{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+                                  {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c",
+                                                                "content": [image]}, image]}]}
+        self.check(self.s.post(PATH, body), 400, "invalid_request_error",
+                   "messages[2].content[0].content[0]: This model does not support image input")
+        with Server(flags=["--unsupported-content", "placeholder"]) as s:
+            self.assertEqual(s.post(PATH, body).status, 200)
+
     def test_names_and_keys(self):
         with Server(flags=["--strict-model-name", "--api-key", "key", "--max-body-mb", "1"]) as s:
             for headers in ([], [("x-api-key", "no")], [("Authorization", "Bearer no")]):

@@ -138,6 +138,13 @@ static void calls(void **state)
                       "]},"
                       "{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":[" TEXT("r") "," TEXT(
                           "s") "]}," USER("\"and\"") "]}");
+    /* tools that were found by name */
+    same("{\"messages\":[" USER(
+             "[{\"type\":\"tool_result\",\"tool_use_id\":\"c1\",\"content\":[{\"type\":"
+             "\"tool_reference\",\"tool_name\":\"f\"},{\"type\":\"tool_reference\","
+             "\"tool_name\":\"g\"}]}]") "]}",
+         "{" OFF "\"messages\":[{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":[" TEXT(
+             "f") "," TEXT("g") "]}]}");
     /* what was one turn and comes back as several messages is one turn */
     same("{\"messages\":[" USER(
              "\"q\"") ",{\"role\":\"assistant\",\"content\":\"A\"},{\"role\":"
