@@ -41,6 +41,55 @@ static bool read_logprobs(struct gen *g, const struct field_reader *r)
     return true;
 }
 
+bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
+                         size_t n_names)
+{
+    const char *used = NULL;
+    for (size_t i = 0; i < n_names; i++) {
+        int64_t n = 0;
+        char q[96];
+        json_val *v = json_get(r->object, names[i]);
+        if (json_is_null(v))
+            continue;
+        if (!field_int(r, names[i], INT64_MIN, INT64_MAX, &n))
+            return false;
+        if (n <= 0)
+            return api_fail(r->e, 400, "invalid_value", names[i], "%s must be positive, got %s",
+                            names[i], api_quote_value(q, v));
+        if (!used) {
+            used = names[i];
+            g->params->max_new = n;
+        }
+    }
+    int64_t room = g->s->info.context_length - (int64_t)g->prompts[0].n;
+    if (used && g->s->o.strict_max_tokens && g->params->max_new > room)
+        return api_fail(r->e, 400, "invalid_value", used,
+                        "%s is too large: %lld. The context has room for %lld tokens.", used,
+                        (long long)g->params->max_new, (long long)room);
+    int64_t limit = g->params->max_new >= 0 ? FST_MIN(g->params->max_new, room) : room;
+    if (g->params->min_new > limit)
+        return api_fail(r->e, 400, "invalid_value", "min_tokens",
+                        "min_tokens must be at most the %lld tokens there is room for, got %lld",
+                        (long long)limit, (long long)g->params->min_new);
+    return true;
+}
+
+bool gen_chat_render(struct gen *g, json_val *body, enum fst_status rc)
+{
+    struct api_error *e = &g->err;
+    if (rc == FST_OK && !remember_tenant(g->s, g->key, body, &g->tenant, e))
+        return false;
+    g->chat.memory = g->s->memory;
+    g->chat.tenant = g->tenant;
+    if (rc == FST_OK && g->chat.n_messages)
+        rc = chat_render(&g->prompt, &g->chat);
+    if (rc == FST_ENOMEM)
+        return gen_oom(g);
+    return rc == FST_OK ||
+           api_fail(e, 400, g->chat.error_code ? g->chat.error_code : "invalid_value",
+                    g->chat.error_param, "%s", fst_error_text());
+}
+
 static bool render(struct gen *g, json_val *body)
 {
     struct api_error *e = &g->err;
@@ -51,14 +100,13 @@ static bool render(struct gen *g, json_val *body)
             (json_type_of(messages) == JSON_ARRAY && !json_count(messages)))
             return api_fail(e, 400, "invalid_value", "messages", "Messages cannot be empty.");
     }
-    enum fst_status rc;
-    if (json_is_null(messages)) { /* ids alone: an assistant's turn of unknown shape */
+    g->has_chat = true;
+    enum fst_status rc = FST_OK;
+    if (json_is_null(messages)) /* ids alone: an assistant's turn of unknown shape */
         chat_request_init(&g->chat, &g->s->chat);
-        rc = FST_OK;
-    } else {
+    else
         rc = chat_request_from_json(&g->chat, body, &g->s->chat);
-    }
-    if (!gen_render_chat(g, body, rc, !json_is_null(messages)))
+    if (!gen_chat_render(g, body, rc) || !gen_alloc_prompts(g, 1))
         return false;
     if (!json_is_null(ids)) {
         if (json_type_of(ids) != JSON_ARRAY)
@@ -79,13 +127,17 @@ static bool render(struct gen *g, json_val *body)
 
 static bool prepare(struct gen *g)
 {
+    static const char *const limits[] = {"max_completion_tokens", "max_tokens"};
     json_val *body = json_root(g->doc);
     struct field_reader r = {body, "", &g->err};
-    static const char *const limits[] = {"max_completion_tokens", "max_tokens"};
     g->kind = CHAT_STREAM_CHAT;
+    g->params = mem_calloc(1, sizeof *g->params);
+    if (!g->params)
+        return gen_oom(g);
+    g->n_params = 1;
+    gen_params_default(g->params);
     bool whole = true;
-    if (!gen_one_params(g) || !gen_set_model(g, body) ||
-        !fields_check(body, ON_CHAT, "", &g->err) ||
+    if (!gen_set_model(g, body) || !fields_check(body, ON_CHAT, "", &g->err) ||
         !fields_nested_refused(body, "thinking", "budget_tokens", &g->err) ||
         !fields_nested_refused(body, "reasoning", "max_tokens", &g->err) ||
         !check_response_format(body, &g->err) || !gen_params_read(g->params, &r, g->s, true) ||

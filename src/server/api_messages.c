@@ -25,8 +25,9 @@ static bool read_budget(const struct field_reader *r)
 
 static bool render(struct gen *g, json_val *body)
 {
+    g->has_chat = true;
     enum fst_status rc = chat_request_from_messages(&g->chat, body, &g->s->chat);
-    if (!gen_render_chat(g, body, rc, true))
+    if (!gen_chat_render(g, body, rc) || !gen_alloc_prompts(g, 1))
         return false;
     if (chat_encode(&g->prompt, g->s->tok, &g->prompts[0]) < 0)
         return gen_oom(g);
@@ -39,7 +40,12 @@ static bool prepare(struct gen *g)
     json_val *body = json_root(g->doc);
     struct field_reader r = {body, "", &g->err};
     g->kind = CHAT_STREAM_CHAT;
-    return gen_one_params(g) && gen_set_model(g, body) && fields_check_messages(body, &g->err) &&
+    g->params = mem_calloc(1, sizeof *g->params);
+    if (!g->params)
+        return gen_oom(g);
+    g->n_params = 1;
+    gen_params_default(g->params);
+    return gen_set_model(g, body) && fields_check_messages(body, &g->err) &&
            gen_params_read(g->params, &r, g->s, true) &&
            gen_read_stops(g->params, &r, "stop_sequences") && read_budget(&r) &&
            gen_read_stream(g, &r) && gen_read_cache(g, &r) && render(g, body) &&

@@ -679,7 +679,7 @@ void gen_send_event(struct gen *g, const struct buf *json)
     gen_send_named(g, NULL, json);
 }
 
-void gen_send_named(struct gen *g, const char *name, const struct buf *json)
+void gen_send_named(struct gen *g, const char *type, const struct buf *json)
 {
     if (g->err.status) /* an event was lost: what follows it may not look whole */
         return;
@@ -689,8 +689,8 @@ void gen_send_named(struct gen *g, const char *name, const struct buf *json)
     }
     stream_head(g);
     struct buf b = {0};
-    if (name)
-        buf_printf(&b, "event: %s\n", name);
+    if (type)
+        buf_printf(&b, "event: %s\n", type);
     buf_puts(&b, "data: ");
     buf_append(&b, json->data, json->len);
     buf_puts(&b, "\n\n");

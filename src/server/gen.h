@@ -155,27 +155,28 @@ bool gen_read_ids(struct gen *g, json_val *array, const char *param, struct toke
 bool gen_set_model(struct gen *g, json_val *body);
 bool gen_oom(struct gen *g);
 
+/* api_chat.c: what dialects with messages share.  From the request in g->chat (rc: of reading it) to the
+ * text of its prompt, remembered turns in place. */
+bool gen_chat_render(struct gen *g, json_val *body, enum fst_status rc);
+/* The first of these fields that is there is max_new; checked against the room of prompt 0. */
+bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
+                         size_t n);
+
 /* remember.c: keeps what the model wrote when the reply of this choice has calls. */
 void remember_choice(const struct gen_choice *c);
 
-/* For streams: the head if it is not out yet, then one event; name NULL: it has none. */
+/* The whole answer of one that is no stream. */
+void gen_reply(struct gen *g, const struct buf *json);
+
+/* For streams: the head if it is not out yet, then one event. */
 void gen_send_event(struct gen *g, const struct buf *json);
-void gen_send_named(struct gen *g, const char *name, const struct buf *json);
-void gen_send_done(struct gen *g); /* "data: [DONE]" and the end of the exchange */
-void gen_end(struct gen *g);       /* of the exchange, after the last event */
-void gen_reply(struct gen *g, const struct buf *json); /* the whole answer, without stream */
+void gen_send_named(struct gen *g, const char *type, const struct buf *json); /* "event: type" */
+void gen_end(struct gen *g);       /* of a stream and its exchange */
+void gen_send_done(struct gen *g); /* "data: [DONE]" before it */
 
 /* Of chat and completions: stream, stream_options, return_progress, timings_per_token. */
 bool gen_read_stream(struct gen *g, const struct field_reader *r);
 
-/* For dialects of chats.  g->params for one prompt, with its defaults. */
-bool gen_one_params(struct gen *g);
-/* g->chat, read from the body with status rc, to g->prompt: sampled turns put back, and rendered if
- * `render` says so.  Then there is room for one prompt's ids. */
-bool gen_render_chat(struct gen *g, json_val *body, enum fst_status rc, bool render);
-/* The first of these fields that is given is the limit of new tokens. */
-bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
-                         size_t n);
 /* Stop strings of a field, appended to those there are. */
 bool gen_read_stops(struct gen_params *p, const struct field_reader *r, const char *name);
 
@@ -185,7 +186,6 @@ void gen_put_head(const struct gen *g, struct buf *b, const char *object);
 /* What follows a choice in a chunk, the braces closed; last: it ends the choice. */
 void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last);
 void gen_put_progress(const struct gen_choice *c, struct buf *b); /* with the comma before it */
-/* The object alone. */
 void gen_put_progress_object(const struct gen_choice *c, struct buf *b);
 /* Usage to the end of a plain answer; then it is sent. */
 void gen_answer(struct gen *g, struct buf *b);

@@ -112,67 +112,6 @@ bool gen_params_read(struct gen_params *p, const struct field_reader *r, const s
            read_stop_ids(p, r, s->info.vocab_size);
 }
 
-bool gen_one_params(struct gen *g)
-{
-    g->params = mem_calloc(1, sizeof *g->params);
-    if (!g->params)
-        return gen_oom(g);
-    g->n_params = 1;
-    gen_params_default(g->params);
-    return true;
-}
-
-bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
-                         size_t n_names)
-{
-    const char *used = NULL;
-    for (size_t i = 0; i < n_names; i++) {
-        int64_t n = 0;
-        char q[96];
-        json_val *v = json_get(r->object, names[i]);
-        if (json_is_null(v))
-            continue;
-        if (!field_int(r, names[i], INT64_MIN, INT64_MAX, &n))
-            return false;
-        if (n <= 0)
-            return api_fail(r->e, 400, "invalid_value", names[i], "%s must be positive, got %s",
-                            names[i], api_quote_value(q, v));
-        if (!used) {
-            used = names[i];
-            g->params->max_new = n;
-        }
-    }
-    int64_t room = g->s->info.context_length - (int64_t)g->prompts[0].n;
-    if (used && g->s->o.strict_max_tokens && g->params->max_new > room)
-        return api_fail(r->e, 400, "invalid_value", used,
-                        "%s is too large: %lld. The context has room for %lld tokens.", used,
-                        (long long)g->params->max_new, (long long)room);
-    int64_t limit = g->params->max_new >= 0 ? FST_MIN(g->params->max_new, room) : room;
-    if (g->params->min_new > limit)
-        return api_fail(r->e, 400, "invalid_value", "min_tokens",
-                        "min_tokens must be at most the %lld tokens there is room for, got %lld",
-                        (long long)limit, (long long)g->params->min_new);
-    return true;
-}
-
-bool gen_render_chat(struct gen *g, json_val *body, enum fst_status rc, bool render)
-{
-    struct api_error *e = &g->err;
-    g->has_chat = true;
-    if (rc == FST_OK && !remember_tenant(g->s, g->key, body, &g->tenant, e))
-        return false;
-    g->chat.memory = g->s->memory;
-    g->chat.tenant = g->tenant;
-    if (rc == FST_OK && render)
-        rc = chat_render(&g->prompt, &g->chat);
-    if (rc == FST_ENOMEM)
-        return gen_oom(g);
-    if (rc < 0)
-        return api_fail(e, 400, g->chat.error_code ? g->chat.error_code : "invalid_value",
-                        g->chat.error_param, "%s", fst_error_text());
-    return gen_alloc_prompts(g, 1);
-}
-
 bool gen_read_cache(struct gen *g, const struct field_reader *r)
 {
     json_val *o = json_get(r->object, "firesteel");
