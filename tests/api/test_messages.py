@@ -7,7 +7,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Server, request_bytes  # noqa: E402
+from harness import MODEL, ROOT, Server, request_bytes  # noqa: E402
 from test_chat import CALL, M  # noqa: E402
 from test_lifetime import LONG, PREFILL, wait_running  # noqa: E402
 
@@ -384,6 +384,61 @@ class Answers(Case):
         self.assertEqual(r["firesteel"]["cache"]["cached"], 0)
         evs = events(self.ask(seed=5, firesteel={"cache": True}, stream=True).body)
         self.assertEqual(evs[-2][1]["firesteel"]["cache"]["cached"], 0)
+
+
+class Replies(Case):
+    """The stored replies, in both dialects, by tokens and byte by byte, are what is stored of them."""
+
+    def byte_ids(self):
+        """Ids of the 256 single bytes: the tokenizer writes them as characters of its own (GPT-2's map)."""
+        with open(os.path.join(MODEL, "tokenizer.json"), encoding="utf-8") as f:
+            vocab = json.load(f)["model"]["vocab"]
+        own = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+        names = {b: chr(b) for b in own}
+        names.update({b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in own)})
+        return [vocab[names[b]] for b in range(256)]
+
+    def test_stored_replies(self):
+        with open(os.path.join(ROOT, "tests", "data", "chat-vectors.jsonl"), encoding="utf-8") as f:
+            vectors = [v for v in map(json.loads, f) if v["kind"] == "parse"]
+        self.assertGreater(len(vectors), 15)
+        ids = self.byte_ids()
+        for v in vectors:
+            eos = {"eos": v["end"] == "stop"}
+            for script in (dict(eos, text=v["text"]), dict(eos, text=v["text"], chunk=3),
+                           dict(eos, ids=[ids[b] for b in v["text"].encode()])):
+                with self.subTest(id=v["id"], script=sorted(script)):
+                    self.one(v, script)
+
+    def one(self, v, script):
+        self.s.script(**script)
+        want = v["message"]
+        calls = [(c["name"], json.loads(c["arguments"])) for c in want["tool_calls"] or ()]
+        schema = {"type": "object"}
+        on = v["tools_on"]
+        m = self.ask(tools=[{"name": "f", "input_schema": schema}] if on else [], **(ON if v["start"] == "reason" else {}))
+        m = m.json()
+        st = assemble(events(self.ask(tools=[{"name": "f", "input_schema": schema}] if on else [], stream=True,
+                                      **(ON if v["start"] == "reason" else {})).body))
+        chat = self.s.chat("hi", tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}] if on else [],
+                           thinking={"type": "enabled" if v["start"] == "reason" else "disabled"}).json()["choices"][0]
+        said = chat["message"]
+        self.assertEqual((said["reasoning_content"] or None, said["content"] or None, chat["finish_reason"]),
+                         (want["reasoning_content"] or None, want["content"] or None, want["finish_reason"]))
+        self.assertEqual([(c["function"]["name"], json.loads(c["function"]["arguments"]))
+                          for c in said.get("tool_calls") or ()], calls)
+        for message in (m, st):
+            blocks = [b for b in message["content"] if "partial" not in b]
+            self.assertEqual("".join(b["thinking"] for b in blocks if b["type"] == "thinking"),
+                             want["reasoning_content"] or "")
+            text = "".join(b["text"] for b in blocks if b["type"] == "text")
+            if len(blocks) == len(message["content"]):
+                self.assertEqual(text, want["content"] or "")
+            else:  # the stream has announced the call that the text ended in
+                self.assertTrue((want["content"] or "").startswith(text))
+            self.assertEqual([(b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"], calls)
+            self.assertEqual(message["stop_reason"], {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[
+                want["finish_reason"]])
 
 
 class Remembered(Case):
