@@ -838,7 +838,7 @@ WEATHER = [{"type": "function", "function": {
 class Terminal:
     """A program on a terminal of its own."""
 
-    def __init__(self, test, *args):
+    def __init__(self, test, *args, **env):
         import pty
         self.test, self.seen = test, b""
         try:
@@ -846,7 +846,7 @@ class Terminal:
         except OSError as e:  # a root without /dev/pts
             test.skipTest("no terminal to be had: %s" % e)
         if self.pid == 0:
-            os.environ.update(HOME=test.dir, TERM="xterm")
+            os.environ.update(HOME=test.dir, TERM="xterm", **env)
             os.execv(program("firesteel-fake"), ["firesteel", "chat", "--model", test.dir] + list(args))
 
     def until(self, words, seconds=20):
@@ -970,9 +970,11 @@ class ChatTerminal(Folder):
         self.assertEqual([m["content"] for m in self.saved()], ["Weather?", "", "18C", "", "It is 18C."])
 
     def test_reading(self):
-        """A prompt that takes its time has a line of its own, which goes when the answer comes; Ctrl-C stops it too."""
+        """Loading, and a prompt that takes its time, have a line, which goes when they are done; Ctrl-C stops it too."""
         self.file("script.json", {"text": "yes", "prefill_ms": 2000, "prefill_chunks": 10})
-        with Terminal(self, "--thinking", "off") as t:
+        with Terminal(self, "--thinking", "off", FST_FAKE_OPEN_MS="700") as t:
+            t.until(b"loading")
+            t.until(b"GB/s")
             t.type(b"word word word word\n")
             t.until(b"reading")
             t.until(b" of 8 tokens")
