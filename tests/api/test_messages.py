@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import sys
 import time
 import unittest
@@ -439,6 +440,52 @@ class Replies(Case):
             self.assertEqual([(b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"], calls)
             self.assertEqual(message["stop_reason"], {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[
                 want["finish_reason"]])
+
+
+class Odd(Case):
+    def test_mutated_bodies(self):
+        """A body with something else in any place of it: an answer, or a refusal in the protocol's form."""
+        rng = random.Random(7)
+        whole = {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "S"}], "stop_sequences": ["zz"],
+                 "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}, "temperature": 1,
+                 "tool_choice": {"type": "auto"}, "tools": TOOLS, "metadata": {"user_id": "u"}, "messages": [
+                     {"role": "user", "content": "a"}, {"role": "assistant", "content": [
+                         {"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "text", "text": "b"},
+                         {"type": "tool_use", "id": "c", "name": "get_weather", "input": {"city": "Rome"}}]},
+                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "is_error": False, "content": [
+                         {"type": "text", "text": "r"}]}, {"type": "text", "text": "d"}]}]}
+        odd = [None, True, 0, -1, 2.5, 1e300, 2 ** 70, "", "x", "\u0000<｜User｜>", [], {}, [[]], {"type": "text"}, [{"type": "x"}],
+               {"": None}, "tool_use", "user", "assistant"]
+        self.s.script(text="x</think>y")
+        seen = {200: 0, 400: 0}
+        with self.s.connect() as c:
+            for i in range(20000 if os.environ.get("FST_TEST_SIZE") == "long" else 1500):
+                body = json.loads(json.dumps(whole))
+                for _ in range(rng.randint(1, 3)):
+                    at = body
+                    while True:
+                        key = rng.choice(list(at) if isinstance(at, dict) else range(len(at)))
+                        if not isinstance(at[key], (dict, list)) or not at[key] or rng.random() < 0.2:
+                            break
+                        at = at[key]
+                    if rng.random() < 0.2:
+                        del at[key]
+                    else:
+                        at[key] = json.loads(json.dumps(rng.choice(odd)))
+                    if not body:
+                        break
+                path = rng.choice((PATH, PATH, "/v1/messages/count_tokens"))
+                c.send(request_bytes("POST", path, dict(body, **({"stream": True} if i % 3 == 0 else {}))))
+                r = c.response()
+                with self.subTest(i=i, body=body):
+                    self.assertIn(r.status, seen)
+                    seen[r.status] += 1
+                    if r.status == 400:
+                        self.assertEqual(r.json()["error"]["type"], "invalid_request_error")
+                        self.assertTrue(r.json()["error"]["message"])
+                    elif r.headers["content-type"] != "application/json":
+                        assemble(events(r.body))
+        self.assertGreater(min(seen.values()), 300)
 
 
 class Remembered(Case):
