@@ -54,11 +54,11 @@ static bool read_logprobs(struct gen *g, const struct field_reader *r)
     return true;
 }
 
-static bool read_max_tokens(struct gen *g, const struct field_reader *r)
+bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
+                         size_t n_names)
 {
-    static const char *const names[] = {"max_completion_tokens", "max_tokens"};
     const char *used = NULL;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < n_names; i++) {
         int64_t n = 0;
         char q[96];
         json_val *v = json_get(r->object, names[i]);
@@ -87,6 +87,22 @@ static bool read_max_tokens(struct gen *g, const struct field_reader *r)
     return true;
 }
 
+bool gen_chat_render(struct gen *g, json_val *body, enum fst_status rc)
+{
+    struct api_error *e = &g->err;
+    if (rc == FST_OK && !remember_tenant(g->s, g->key, body, &g->tenant, e))
+        return false;
+    g->chat.memory = g->s->memory;
+    g->chat.tenant = g->tenant;
+    if (rc == FST_OK && g->chat.n_messages)
+        rc = chat_render(&g->prompt, &g->chat);
+    if (rc == FST_ENOMEM)
+        return gen_oom(g);
+    return rc == FST_OK ||
+           api_fail(e, 400, g->chat.error_code ? g->chat.error_code : "invalid_value",
+                    g->chat.error_param, "%s", fst_error_text());
+}
+
 static bool render(struct gen *g, json_val *body)
 {
     struct api_error *e = &g->err;
@@ -98,27 +114,12 @@ static bool render(struct gen *g, json_val *body)
             return api_fail(e, 400, "invalid_value", "messages", "Messages cannot be empty.");
     }
     g->has_chat = true;
-    enum fst_status rc;
-    if (json_is_null(messages)) { /* ids alone: an assistant's turn of unknown shape */
+    enum fst_status rc = FST_OK;
+    if (json_is_null(messages)) /* ids alone: an assistant's turn of unknown shape */
         chat_request_init(&g->chat, &g->s->chat);
-        rc = FST_OK;
-    } else {
+    else
         rc = chat_request_from_json(&g->chat, body, &g->s->chat);
-    }
-    if (rc == FST_ENOMEM)
-        return gen_oom(g);
-    if (rc == FST_OK && !remember_tenant(g->s, g->key, body, &g->tenant, e))
-        return false;
-    g->chat.memory = g->s->memory;
-    g->chat.tenant = g->tenant;
-    if (rc == FST_OK && !json_is_null(messages))
-        rc = chat_render(&g->prompt, &g->chat);
-    if (rc == FST_ENOMEM)
-        return gen_oom(g);
-    if (rc < 0)
-        return api_fail(e, 400, g->chat.error_code ? g->chat.error_code : "invalid_value",
-                        g->chat.error_param, "%s", fst_error_text());
-    if (!gen_alloc_prompts(g, 1))
+    if (!gen_chat_render(g, body, rc) || !gen_alloc_prompts(g, 1))
         return false;
     if (!json_is_null(ids)) {
         if (json_type_of(ids) != JSON_ARRAY)
@@ -139,6 +140,7 @@ static bool render(struct gen *g, json_val *body)
 
 static bool prepare(struct gen *g)
 {
+    static const char *const limits[] = {"max_completion_tokens", "max_tokens"};
     json_val *body = json_root(g->doc);
     struct field_reader r = {body, "", &g->err};
     g->kind = CHAT_STREAM_CHAT;
@@ -153,7 +155,8 @@ static bool prepare(struct gen *g)
         !nested_refused(body, "reasoning", "max_tokens", &g->err) ||
         !check_response_format(body, &g->err) || !gen_params_read(g->params, &r, g->s, true) ||
         !read_logprobs(g, &r) || !gen_read_stream(g, &r) || !gen_read_cache(g, &r) ||
-        !field_bool(&r, "stream_reasoning", &whole) || !render(g, body) || !read_max_tokens(g, &r))
+        !field_bool(&r, "stream_reasoning", &whole) || !render(g, body) ||
+        !gen_read_max_tokens(g, &r, limits, FST_COUNT(limits)))
         return false;
     g->whole_reasoning = !whole;
     return true;

@@ -35,6 +35,8 @@ struct server {
     int port;
     struct gen *gens; /* running generations */
     int n_gens;
+    struct keep *keeps;               /* answers that outlive their connections (keep.h) */
+    int n_keeps;
     uint64_t handles_taken, handles_given; /* engine requests submitted, freed */
     struct metrics m;
     struct rng seeds; /* of prompts that bring none */
@@ -131,6 +133,7 @@ void api_health_generate(struct server *s, struct exch *x);
 void api_models(struct server *s, struct exch *x);
 void api_model_info(struct server *s, struct exch *x);
 void api_server_info(struct server *s, struct exch *x);
+void api_streams(struct server *s, struct exch *x);
 void api_load(struct server *s, struct exch *x);
 void api_metrics(struct server *s, struct exch *x);
 void api_abort(struct server *s, struct exch *x);

@@ -4,7 +4,7 @@
  * results are written; everything between is here and the same for all.
  *
  * Life: gen_run takes the exchange; the gen frees itself when it has answered or when the client is
- * gone.  An engine handle is freed in gen_free and nowhere else; server.handles_taken and
+ * gone; a kept one (keep.h) goes on without a client.  An engine handle is freed in gen_free and nowhere else; server.handles_taken and
  * handles_given must be equal when no gen is left. */
 #ifndef FST_SERVER_GEN_H
 #define FST_SERVER_GEN_H
@@ -56,7 +56,7 @@ struct gen_choice {
     struct chat_stream *st;       /* owned */
     struct fst_request_view view; /* last seen; arrays live as long as req */
     size_t fed;
-    size_t progress_seen;
+    size_t progress_seen, place_seen;
     bool began, done;
     int64_t last_token_ns;
 
@@ -91,7 +91,16 @@ struct gen_dialect {
     void (*batch)(struct gen_choice *c);    /* streams only: a batch of tokens has been fed */
     void (*progress)(struct gen_choice *c); /* streams only: more of the prompt is read; or NULL */
     void (*choice_end)(struct gen_choice *c); /* streams only */
-    void (*finish)(struct gen *g); /* all choices are done: write what is left; ends the exchange */
+    /* All choices are done: write what is left; ends the exchange.  For a kept stream a second time,
+     * with g->stream false: the whole answer for gen_reply. */
+    void (*finish)(struct gen *g);
+    /* The rest may be NULL. */
+    /* A kept answer, which the engine has now: say so at once, or false: the head alone is sent. */
+    bool (*accepted)(struct gen *g);
+    /* The answer fails with g->err behind its head.  out NULL: the last event of a stream, which then
+     * ends in order; else the whole answer.  NULL: the error alone. */
+    void (*failed)(struct gen *g, struct buf *out);
+    void (*release)(struct gen *g); /* frees ud */
 };
 
 struct gen {
@@ -100,6 +109,9 @@ struct gen {
     const struct gen_dialect *d;
     struct gen *prev, *next;
     bool working, answered, aborted;
+    struct keep *keep; /* borrowed: what outlives the connection; NULL: nothing does */
+    int keep_s;        /* so long without a reader; 0: not kept */
+    void *ud;          /* the dialect's */
 
     struct buf body;
     struct json_doc *doc; /* until the requests are submitted */
@@ -149,12 +161,31 @@ bool gen_read_ids(struct gen *g, json_val *array, const char *param, struct toke
 bool gen_set_model(struct gen *g, json_val *body);
 bool gen_oom(struct gen *g);
 
+/* api_chat.c: what dialects with messages share.  From the request in g->chat (rc: of reading it) to the
+ * text of its prompt, remembered turns in place. */
+bool gen_chat_render(struct gen *g, json_val *body, enum fst_status rc);
+/* The first of these fields that is there is max_new; checked against the room of prompt 0. */
+bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
+                         size_t n);
+
 /* remember.c: keeps what the model wrote when the reply of this choice has calls. */
 void remember_choice(const struct gen_choice *c);
 
+/* The whole answer of one that is no stream, to its reader and to what is kept. */
+void gen_reply(struct gen *g, const struct buf *json);
+/* For `accepted`: answer now and go on without a reader. */
+void gen_reply_early(struct gen *g, const struct buf *json);
+/* Another reader takes over; the one before is let go. */
+void gen_attach(struct gen *g, struct exch *x);
+void gen_drop(struct gen *g); /* cancel and free a kept one */
+/* Head of a stream; token NULL: not kept. */
+void gen_stream_head(struct exch *x, const char *token);
+
 /* For streams: the head if it is not out yet, then one event. */
 void gen_send_event(struct gen *g, const struct buf *json);
-void gen_send_done(struct gen *g); /* "data: [DONE]" and the end of the exchange */
+void gen_send_named(struct gen *g, const char *type, const struct buf *json); /* "event: type" */
+void gen_end(struct gen *g);       /* of a stream and its exchange, if somebody reads */
+void gen_send_done(struct gen *g); /* "data: [DONE]" before it */
 
 /* Of chat and completions: stream, stream_options, return_progress, timings_per_token. */
 bool gen_read_stream(struct gen *g, const struct field_reader *r);
@@ -165,6 +196,7 @@ void gen_put_head(const struct gen *g, struct buf *b, const char *object);
 /* What follows a choice in a chunk, the braces closed; last: it ends the choice. */
 void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last);
 void gen_put_progress(const struct gen_choice *c, struct buf *b); /* with the comma before it */
+void gen_put_progress_object(const struct gen_choice *c, struct buf *b);
 /* Usage to the end of a plain answer; then it is sent. */
 void gen_answer(struct gen *g, struct buf *b);
 /* The end of a stream: the usage chunk if it is wanted, and [DONE]. */

@@ -67,11 +67,22 @@ static unsigned verb_bit(enum http_verb v)
     }
 }
 
+/* Names below these paths. */
+static const struct route below[] = {
+    {"/v1/models/", R_GET, 0, api_models},
+    {"/v1/streams/", R_GET, 0, api_streams},
+};
+
 static const struct route *find(const char *path, size_t len)
 {
     for (size_t i = 0; i < FST_COUNT(routes); i++)
         if (strlen(routes[i].path) == len && !memcmp(routes[i].path, path, len))
             return &routes[i];
+    for (size_t i = 0; i < FST_COUNT(below); i++) {
+        size_t n = strlen(below[i].path);
+        if (len > n && !memcmp(below[i].path, path, n))
+            return &below[i];
+    }
     return NULL;
 }
 
@@ -83,9 +94,6 @@ void route_dispatch(struct server *s, struct exch *x)
     while (len > 1 && x->path[len - 1] == '/')
         len--;
     const struct route *r = find(x->path, len);
-    static const struct route model = {"/v1/models/", R_GET, 0, api_models};
-    if (!r && !strncmp(x->path, "/v1/models/", 11))
-        r = &model;
     if (s->o.cors) {
         exch_add_header(x, "Access-Control-Allow-Origin", "*");
         exch_add_header(x, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");

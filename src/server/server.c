@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "server/app.h"
 #include "server/gen.h"
+#include "server/keep.h"
 
 enum { LOAD_RUNNING, LOAD_DONE, LOAD_SEEN };
 
@@ -26,6 +27,8 @@ void server_opts_default(struct server_opts *o)
         .max_n = 128,
         .stream_interval = 1,
         .sse_keepalive_s = 10,
+        .keep_max_s = 900,
+        .keep_max_streams = 64,
         .shutdown_grace_s = 30,
         .health_stall_s = 30,
         .watchdog_s = 300,
@@ -270,6 +273,7 @@ static void on_tick(void *ud, int64_t now_ms)
     struct server *s = ud;
     if (s->state == SERVER_DRAINING)
         drain_step(s, now_ms);
+    keep_tick(s, now_ms);
     if (!s->engine || s->state == SERVER_STARTING || s->load.stage != LOAD_SEEN)
         return;
     log_progress(s);
@@ -505,6 +509,7 @@ enum fst_status server_run(const struct server_opts *o)
         signal(SIGINT, end_at_once);
         signal(SIGTERM, end_at_once);
     }
+    keep_free_all(s);
     FST_ASSERT(!s->gens);
     FST_ASSERT(s->handles_taken == s->handles_given);
     close_engine(s, rc < 0);

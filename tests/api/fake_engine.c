@@ -513,6 +513,16 @@ void fst_request_free(fst_request *r)
     pthread_mutex_unlock(&r->e->lock);
 }
 
+static size_t queue_place(const fst_request *r)
+{
+    size_t n = 0;
+    if (r->running || r->finish != FST_FINISH_NONE)
+        return 0;
+    for (const fst_request *o = r->e->first; o; o = o->next)
+        n += !o->running && o->finish == FST_FINISH_NONE && o->submit_ns <= r->submit_ns;
+    return n;
+}
+
 void fst_request_get_view(const fst_request *r, struct fst_request_view *v)
 {
     pthread_mutex_lock(&r->e->lock);
@@ -530,6 +540,7 @@ void fst_request_get_view(const fst_request *r, struct fst_request_view *v)
                                            : "",
         .n_prompt = r->n_prompt,
         .n_prefilled = r->n_prefilled,
+        .queue_place = queue_place(r),
         .prompt_logprobs = r->prompt_logprobs,
         .prompt_top = r->prompt_top,
         .seed = r->o.sampling.seed,
@@ -538,7 +549,8 @@ void fst_request_get_view(const fst_request *r, struct fst_request_view *v)
                  .accepted = r->n / 2,
                  .accept_length = 3.0},
         .queue_s = r->start_ns ? clock_seconds(r->start_ns - r->submit_ns) : 0,
-        .prefill_s = r->first_ns ? clock_seconds(r->first_ns - r->start_ns) : 0,
+        .prefill_s =
+            r->start_ns ? clock_seconds((r->first_ns ? r->first_ns : now) - r->start_ns) : 0,
         .decode_s = r->first_ns ? clock_seconds(now - r->first_ns) : 0,
     };
     pthread_mutex_unlock(&r->e->lock);
