@@ -17,6 +17,7 @@
 enum server_state { SERVER_STARTING, SERVER_READY, SERVER_DRAINING, SERVER_FAILED };
 
 struct gen;
+struct response_store;
 
 struct server {
     struct server_opts o;
@@ -35,6 +36,7 @@ struct server {
     int port;
     struct gen *gens; /* running generations */
     int n_gens;
+    struct response_store *responses; /* NULL: none is kept */
     struct keep *keeps;               /* answers that outlive their connections (keep.h) */
     int n_keeps;
     uint64_t handles_taken, handles_given; /* engine requests submitted, freed */
@@ -133,6 +135,9 @@ void api_health_generate(struct server *s, struct exch *x);
 void api_models(struct server *s, struct exch *x);
 void api_model_info(struct server *s, struct exch *x);
 void api_server_info(struct server *s, struct exch *x);
+void api_responses(struct server *s, struct exch *x);
+void api_responses_get(struct server *s, struct exch *x);
+void api_responses_cancel(struct server *s, struct exch *x);
 void api_streams(struct server *s, struct exch *x);
 void api_load(struct server *s, struct exch *x);
 void api_metrics(struct server *s, struct exch *x);

@@ -14,7 +14,8 @@ enum {
     ON_CHAT = 1,
     ON_COMPLETIONS = 2,
     ON_GENERATE = 4, /* top level of /generate */
-    ON_SAMPLING = 8  /* sampling_params of /generate */
+    ON_SAMPLING = 8, /* sampling_params of /generate */
+    ON_RESPONSES = 16
 };
 
 struct field {

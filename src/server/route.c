@@ -33,6 +33,7 @@ static const struct route routes[] = {
     {"/detokenize", R_POST, F_ENGINE, api_detokenize},
     {"/v1/detokenize", R_POST, F_ENGINE, api_detokenize},
     {"/apply-template", R_POST, F_ENGINE, api_apply_template},
+    {"/v1/responses", R_POST, F_ENGINE, api_responses},
     {"/server_info", R_GET, 0, api_server_info},
     {"/get_server_info", R_GET, 0, api_server_info},
     {"/model_info", R_GET, 0, api_model_info},
@@ -70,8 +71,10 @@ static unsigned verb_bit(enum http_verb v)
 /* Names below these paths. */
 static const struct route below[] = {
     {"/v1/models/", R_GET, 0, api_models},
+    {"/v1/responses/", R_GET, 0, api_responses_get},
     {"/v1/streams/", R_GET, 0, api_streams},
 };
+static const struct route cancel = {"/v1/responses/{id}/cancel", R_POST, 0, api_responses_cancel};
 
 static const struct route *find(const char *path, size_t len)
 {
@@ -81,7 +84,8 @@ static const struct route *find(const char *path, size_t len)
     for (size_t i = 0; i < FST_COUNT(below); i++) {
         size_t n = strlen(below[i].path);
         if (len > n && !memcmp(below[i].path, path, n))
-            return &below[i];
+            return i == 1 && len > n + 7 && !memcmp(path + len - 7, "/cancel", 7) ? &cancel
+                                                                                  : &below[i];
     }
     return NULL;
 }

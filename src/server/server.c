@@ -16,6 +16,7 @@
 #include "server/app.h"
 #include "server/gen.h"
 #include "server/keep.h"
+#include "server/responses.h"
 
 enum { LOAD_RUNNING, LOAD_DONE, LOAD_SEEN };
 
@@ -498,6 +499,9 @@ enum fst_status server_run(const struct server_opts *o)
                            .on_tick = on_tick,
                            .on_signal = on_signal};
     enum fst_status rc = loop_new(&s->loop, &lo);
+    if (rc == FST_OK && o->response_store &&
+        !(s->responses = response_store_new(o->response_store)))
+        rc = fst_error(FST_ENOMEM, "--response-store %d: out of memory", o->response_store);
     if (rc == FST_OK)
         rc = serve(s);
     char message[1024];
@@ -514,6 +518,7 @@ enum fst_status server_run(const struct server_opts *o)
     FST_ASSERT(s->handles_taken == s->handles_given);
     close_engine(s, rc < 0);
     loop_free(s->loop);
+    response_store_free(s->responses);
     chat_memory_free(s->memory);
     tokenizer_free(s->tok);
     mem_free(s);

@@ -36,6 +36,7 @@ struct server_opts {
     double sse_keepalive_s;      /* 10; 0 off */
     int keep_max_s;       /* 900: the most that X-Firesteel-Keep may ask for; 0: nothing is kept */
     int keep_max_streams; /* 64 */
+    int response_store;   /* 0: answers of /v1/responses that are kept by their id */
     double shutdown_grace_s;  /* 30 */
     double health_stall_s;    /* 30: unhealthy when work waits and no step ended for so long */
     double watchdog_s;        /* 300: and the process ends after so long; 0 off */

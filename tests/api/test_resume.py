@@ -20,6 +20,7 @@ DIALECTS = {
     "/v1/completions": {"prompt": ["hi", "there"], "max_tokens": 200, "logprobs": 1, "echo": True},
     "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 200, "sampling_seed": 5},
                   "return_logprob": True},
+    "/v1/responses": {"input": "hi", "reasoning": {"summary": "auto"}},
 }
 DRAWN = re.compile(r'"(id|item_id|call_id|created|created_at|e2e_latency|sequence_number)":("[^"]*"|[0-9.]+)')
 
@@ -275,6 +276,57 @@ class Resume(unittest.TestCase):
         self.assertLess(self.s.info()["http"]["kept_bytes"], 40 << 20)
         self.assertEqual(self.result(a.token).json()["text"], got[-2][2]["text"])
 
+    def test_background_response(self):
+        self.s.script(text=WORDS, token_ms=4)
+        r = self.s.post("/v1/responses", {"input": "hi", "background": True})
+        a = r.json()
+        self.assertEqual((r.status, a["status"], a["background"], a["output"]), (200, "queued", True, []))
+        seen = set()
+        while True:
+            b = self.s.get("/v1/responses/" + a["id"]).json()
+            seen.add(b["status"])
+            if b["status"] not in ("queued", "in_progress"):
+                break
+            time.sleep(0.02)
+        self.assertEqual(b["status"], "completed")
+        self.assertIn("in_progress", seen)
+        self.assertIn("word59", b["output"][0]["content"][0]["text"])
+        self.assertEqual(self.s.get("/v1/streams/%s/result" % r.headers["x-firesteel-resume"]).json(), b)
+        # the same as a stream, found again by its id as OpenAI's client does
+        a = start(self.s, "/v1/responses", {"input": "hi", "background": True}, headers=())
+        got = a.read(5)
+        rid = got[0][2]["response"]["id"]
+        a.leave()
+        r = Reader(self.s, "GET", "/v1/responses/%s?stream=true&starting_after=%d" % (rid, 4))
+        got += r.read()
+        self.assertEqual([e[2]["sequence_number"] for e in got], list(range(len(got))))
+        self.assertEqual(got[-1][1], "response.completed")
+        self.assertEqual(self.s.get("/v1/responses/%s?stream=true&starting_after=x" % rid).status, 400)
+
+    def test_background_cancel_and_failure(self):
+        self.s.script(text=WORDS, repeat=True, eos=False, token_ms=5)
+        for stream in (False, True):
+            if stream:
+                a = start(self.s, "/v1/responses", {"input": "hi", "background": True}, headers=())
+                rid, token = a.read(1)[0][2]["response"]["id"], a.token
+                a.leave()
+            else:
+                r = self.s.post("/v1/responses", {"input": "hi", "background": True})
+                rid, token = r.json()["id"], r.headers["x-firesteel-resume"]
+            r = self.s.post("/v1/responses/%s/cancel" % rid, {})
+            self.assertEqual((r.status, r.json()["status"]), (200, "cancelled"))
+            self.assertEqual(self.result(token).json()["status"], "cancelled")
+            r = self.s.post("/v1/responses/%s/cancel" % rid, {})
+            self.assertEqual((r.status, r.json()["status"]), (200, "cancelled"))
+        self.s.script(text=WORDS, fail_after=5, token_ms=5)
+        rid = self.s.post("/v1/responses", {"input": "hi", "background": True}).json()["id"]
+        end = time.time() + 5
+        while self.s.get("/v1/responses/" + rid).json()["status"] in ("queued", "in_progress"):
+            assert time.time() < end
+            time.sleep(0.02)
+        b = self.s.get("/v1/responses/" + rid).json()
+        self.assertEqual((b["status"], b["error"]["code"]), ("failed", "server_error"))
+
 
 class Bounds(unittest.TestCase):
     def test_keys(self):
@@ -339,8 +391,10 @@ class Bounds(unittest.TestCase):
 
     def test_off(self):
         with Server(flags=["--keep-max-s", "0"]) as s:
-            r = s.post("/v1/completions", DIALECTS["/v1/completions"], [KEEP])
-            self.assertEqual((r.status, r.json()["error"]["code"]), (400, "unsupported_parameter"))
+            for body, headers in ((DIALECTS["/v1/responses"], [KEEP]),
+                                  (dict(DIALECTS["/v1/responses"], background=True), [])):
+                r = s.post("/v1/responses", body, headers)
+                self.assertEqual((r.status, r.json()["error"]["code"]), (400, "unsupported_parameter"))
 
     def test_shutdown(self):
         """A drain waits for what runs without a reader, within the grace."""
