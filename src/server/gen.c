@@ -778,6 +778,8 @@ static void send_event(struct gen *g, const char *type, const char *data, size_t
 
 void gen_send_named(struct gen *g, const char *type, const struct buf *json)
 {
+    if (g->err.status && !g->answered)
+        return; /* an event was lost: what follows it may not look whole */
     if (json->failed)
         gen_oom(g);
     else

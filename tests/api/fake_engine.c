@@ -4,6 +4,7 @@
  * model folder anew:
  *
  *   {"text": "..." | "ids": [...] | "replies": ["...", ...],   replies[choice % count]
+ *    "turns": ["...", ...],   the k-th submit of this script says turns[k], the last one from then on
  *    "eos": true,          append the end id          "repeat": false,  start over until max tokens
  *    "prefill_ms": 0,      before the first token     "prefill_chunks": 1
  *    "token_ms": 0,        between publications       "chunk": 1,  tokens per publication
@@ -20,6 +21,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "firesteel/engine.h"
 #include "firesteel/replay.h"
@@ -60,6 +62,8 @@ struct fst_engine {
     char dir[4096];
     struct tokenizer *tok;
     int open_handles;
+    struct hash128 script; /* the last one that was read, and how often */
+    size_t turn;
 };
 
 /* ------------------------------------------------------------------ the step thread */
@@ -390,9 +394,15 @@ static enum fst_status read_script(fst_request *r)
     if (rc < 0)
         goto out;
     json_val *s = json_root(doc), *replies = json_get(s, "replies");
+    json_val *turns = json_get(s, "turns");
+    struct hash128 now = hash128(b.data, b.len, (struct hash128){0});
+    fst_engine *e = r->e;
+    e->turn = now.lo == e->script.lo && now.hi == e->script.hi ? e->turn + 1 : 0;
+    e->script = now;
     json_val *text = json_count(replies)
                          ? json_at(replies, r->o.sampling.choice % json_count(replies))
-                         : json_get(s, "text");
+                     : json_count(turns) ? json_at(turns, FST_MIN(e->turn, json_count(turns) - 1))
+                                         : json_get(s, "text");
     size_t len;
     const char *t = json_string(text, &len);
     if (t)
