@@ -102,6 +102,7 @@ void route_dispatch(struct server *s, struct exch *x)
         exch_add_header(x, "Access-Control-Allow-Origin", "*");
         exch_add_header(x, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
         exch_add_header(x, "Access-Control-Allow-Headers", "*");
+        exch_add_header(x, "Access-Control-Expose-Headers", "*");
     }
     if (s->info.debug_hooks)
         exch_add_header(x, "X-Firesteel-Debug", s->info.debug_hooks);

@@ -79,7 +79,7 @@ def start(s, path="/v1/chat/completions", body=None, headers=(KEEP,), **kw):
     body = dict(body or DIALECTS["/v1/chat/completions"], stream=True, **kw)
     r = Reader(s, "POST", path, body, headers)
     assert r.status == 200, r.status
-    assert re.fullmatch("[0-9a-f]{32}", r.token), r.headers
+    assert not headers or re.fullmatch("[0-9a-f]{32}", r.token), r.headers
     return r
 
 
@@ -330,7 +330,8 @@ class Resume(unittest.TestCase):
 
 class Bounds(unittest.TestCase):
     def test_keys(self):
-        with Server(flags=["--api-key", "k1", "--api-key", "k2"], script={"text": WORDS, "token_ms": 3}) as s:
+        with Server(flags=["--api-key", "k1", "--api-key", "k2", "--access-log"],
+                    script={"text": WORDS, "token_ms": 3}) as s:
             k1, k2 = ("x-api-key", "k1"), ("x-api-key", "k2")
             a = start(s, headers=(KEEP, k1))
             a.leave()
@@ -339,6 +340,11 @@ class Bounds(unittest.TestCase):
                 self.assertEqual(s.get("/v1/streams/" + a.token + path, [k2]).status, 404)
             self.assertEqual(resume(s, a.token, headers=[k1]).read()[-1][2], "[DONE]")
             self.assertEqual(s.get("/v1/streams/%s/result" % a.token, [k1]).status, 200)
+            end = time.time() + 5
+            while s.output().count("path=/v1/streams/...") < 5:
+                assert time.time() < end
+                time.sleep(0.02)
+            self.assertNotIn(a.token, s.output())
 
     def test_time(self):
         """A second without a reader: what runs is cancelled, what has ended is forgotten."""
@@ -483,6 +489,29 @@ class Bundled(unittest.TestCase):
                            for c in e[2]["choices"])
             self.assertEqual(text, want["content"])
             self.assertEqual(s.get("/v1/streams/%s/result" % a.token).json()["choices"][0]["message"], want)
+            s.wait_idle()
+
+    def test_place_in_line(self):
+        """The engine's own line, one request at a time."""
+        with Server(fake=False, flags=["--max-running-requests", "1"]) as s:
+            busy = start(s, "/v1/completions", {"prompt": "a", "max_tokens": 3000, "ignore_eos": True}, headers=())
+            busy.read(1)
+            seen = {}
+
+            def waiter(i):
+                time.sleep(0.15 * i)
+                evs = s.stream("no %d " % i * 600, return_progress=True, max_tokens=2)
+                seen[i] = [e["prompt_progress"] for e in evs if isinstance(e, dict) and "prompt_progress" in e]
+
+            def leave(i):
+                time.sleep(0.8)
+                busy.leave()
+            in_threads(3, lambda i: leave(i) if i == 2 else waiter(i))
+            for i in range(2):
+                self.assertEqual((seen[i][0]["queue_position"], seen[i][0]["processed"]), (i + 1, 0))
+                self.assertEqual(seen[i][-1]["queue_position"], 0)
+            computed = [p for p in seen[0] if p["processed"] > p["cache"]]
+            self.assertTrue(all(p["eta_ms"] >= 0 for p in computed) and computed, seen[0])
             s.wait_idle()
 
 
