@@ -13,10 +13,11 @@ enum response_kind { RESPONSE_REASONING, RESPONSE_MESSAGE, RESPONSE_CALL };
 struct response_item {
     enum response_kind kind;
     char id[64];
-    size_t from, to; /* bytes of the choice's reasoning or content */
-    int call;        /* index of the choice's call */
-    bool open;       /* still growing */
-    bool cut;        /* the answer ended inside it */
+    size_t from,
+        to;    /* bytes of the choice's reasoning or content; from: of a call's arguments, sent */
+    int call;  /* index of the choice's call */
+    bool open; /* still growing */
+    bool cut;  /* the answer ended inside it */
 };
 
 /* gen.ud of this dialect. */

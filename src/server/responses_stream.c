@@ -407,13 +407,49 @@ static void send_arguments(struct gen_choice *c, const char *type, const char *t
     send(g, &b, type);
 }
 
-/* A tool that takes plain text gets it in one piece: where it begins and ends in the arguments is
- * known when they are whole. */
-static void send_input(struct gen_choice *c, const char *type, const char *member)
+/* More of the text of a tool that takes plain text, out of arguments that are still growing: they are
+ * {"input": "..."} as the parser writes it, and no event of it ends inside an escape.  Arguments of
+ * another shape have no deltas. */
+static void send_input_delta(struct gen_choice *c)
 {
+    static const char head[] = "{\"input\": \"";
+    static const char type[] = "response.custom_tool_call_input.delta";
+    struct response_item *it = last_item(c->g);
+    const struct buf *args = &c->calls[it->call].args;
+    struct buf piece = {0}, b = {0};
+    struct json_doc *doc = NULL;
+    size_t to, len = 0;
+    if (args->len < sizeof head || memcmp(args->data, head, sizeof head - 1) != 0)
+        return;
+    it->from = FST_MAX(it->from, sizeof head - 1);
+    for (to = it->from; to < args->len && args->data[to] != '"'; to++)
+        to += args->data[to] == '\\';
+    to = FST_MIN(to, args->len);
+    if (to == it->from)
+        return;
+    buf_putc(&piece, '"');
+    buf_append(&piece, args->data + it->from, to - it->from);
+    buf_putc(&piece, '"');
+    if (piece.failed || json_parse(&doc, piece.data, piece.len) < 0) {
+        gen_oom(c->g);
+    } else {
+        const char *s = json_string(json_root(doc), &len);
+        begin_in_item(c->g, &b, type);
+        buf_puts(&b, ",\"delta\":");
+        json_put_string_safe(&b, s, len);
+        send(c->g, &b, type);
+    }
+    it->from = to;
+    json_free(doc);
+    buf_release(&piece);
+}
+
+static void send_input_done(struct gen_choice *c)
+{
+    static const char type[] = "response.custom_tool_call_input.done";
     struct buf b = {0};
     begin_in_item(c->g, &b, type);
-    buf_printf(&b, ",\"%s\":", member);
+    buf_puts(&b, ",\"input\":");
     put_input(&b, &c->calls[last_item(c->g)->call]);
     send(c->g, &b, type);
 }
@@ -422,8 +458,7 @@ static void end_call(struct gen_choice *c)
 {
     struct response_item *it = last_item(c->g);
     if (is_custom(c->g, &c->calls[it->call])) {
-        send_input(c, "response.custom_tool_call_input.delta", "delta");
-        send_input(c, "response.custom_tool_call_input.done", "input");
+        send_input_done(c);
     } else {
         send_arguments(c, "response.function_call_arguments.done", NULL, 0);
     }
@@ -466,7 +501,9 @@ void response_event(struct gen_choice *c, const struct chat_event *e)
         break;
     case CHAT_EVENT_CALL_ARGS:
         it = last_item(c->g);
-        if (!is_custom(c->g, &c->calls[it->call]))
+        if (is_custom(c->g, &c->calls[it->call]))
+            send_input_delta(c);
+        else
             send_arguments(c, "response.function_call_arguments.delta", e->text, e->len);
         break;
     case CHAT_EVENT_CALL_END:

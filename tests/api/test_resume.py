@@ -261,7 +261,7 @@ class Resume(unittest.TestCase):
 
     def test_events_are_bounded(self):
         """Cumulative events of a long answer: the oldest go, which a late reader is told."""
-        self.s.script(text="word " * 2500, chunk=1)
+        self.s.script(text="word " * 2500, token_ms=1)
         body = {"text": "hi", "sampling_params": {"max_new_tokens": 2500}}
         a = start(self.s, "/generate", body)
         got = a.read()
@@ -275,6 +275,18 @@ class Resume(unittest.TestCase):
         self.assertEqual(resume(self.s, a.token, last).read(), got[last:])
         self.assertLess(self.s.info()["http"]["kept_bytes"], 40 << 20)
         self.assertEqual(self.result(a.token).json()["text"], got[-2][2]["text"])
+
+    def test_reader_that_does_not_read(self):
+        """It is dropped when 16 MiB wait for it; the request goes on, and the next reader has its events."""
+        self.s.script(text="word " * 2500, token_ms=1)
+        a = start(self.s, "/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 2500}})
+        self.assertTrue(self.result(a.token, 30).json()["text"].startswith("word word"))
+        with self.assertRaises((EOFError, ConnectionResetError)):
+            a.read()
+        last = int(re.search(r"up to (\d+)", self.s.get("/v1/streams/" + a.token).text).group(1))
+        got = resume(self.s, a.token, last).read()
+        self.assertEqual([e[0] for e in got], list(range(last + 1, last + 1 + len(got))))
+        self.assertEqual(got[-1][2], "[DONE]")
 
     def test_background_response(self):
         self.s.script(text=WORDS, token_ms=4)
