@@ -354,6 +354,7 @@ struct fst_request_view {
     const char *error;         /* its message, "" otherwise */
     size_t n_prompt, n_cached; /* prompt tokens, and how many came from a cache */
     size_t n_prefilled;        /* prompt tokens whose KV is there (progress; includes cached) */
+    size_t queue_place;        /* 1: next in line; 0: it has a slot, or has ended */
     struct fst_prefix_report prefix;
     const float
         *prompt_logprobs; /* (n_prompt) or NULL; entries before `from` and entry 0 are NaN */

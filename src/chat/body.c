@@ -48,8 +48,8 @@ static enum fst_status read_part(struct chat_request *r, struct chat_message *m,
     return chat_other_part(r, m, path, type);
 }
 
-static enum fst_status read_content(struct chat_request *r, struct chat_message *m, json_val *v,
-                                    const char *path)
+enum fst_status chat_read_content(struct chat_request *r, struct chat_message *m, json_val *v,
+                                  const char *path)
 {
     size_t len;
     const char *s = json_string(v, &len);
@@ -341,7 +341,7 @@ static enum fst_status read_message(struct chat_request *r, json_val *v, size_t 
     if (!m)
         return FST_OK; /* remembered in r->failed */
     snprintf(path, sizeof path, "%s.content", base);
-    FST_TRY(read_content(r, m, json_get(v, "content"), path));
+    FST_TRY(chat_read_content(r, m, json_get(v, "content"), path));
     snprintf(path, sizeof path, "%s.task", base);
     FST_TRY(read_task(r, json_get(v, "task"), path, &m->task));
     if (role == CHAT_ASSISTANT) {
@@ -387,7 +387,7 @@ static enum fst_status read_messages(struct chat_request *r, json_val *v)
 
 /* ---- thinking and effort -------------------------------------------------------------------- */
 
-static enum fst_status read_thinking(struct chat_request *r, json_val *body)
+enum fst_status chat_read_thinking(struct chat_request *r, json_val *body)
 {
     json_val *kwargs = json_get(body, "chat_template_kwargs"), *think = json_get(body, "thinking");
     json_val *reasoning = json_get(body, "reasoning"), *type = json_get(think, "type");
@@ -501,7 +501,7 @@ static enum fst_status read_body(struct chat_request *r, json_val *body)
     FST_TRY(read_tool_choice(r, json_get(body, "tool_choice")));
     FST_TRY(chat_check_tools(r));
     FST_TRY(read_response_format(r, json_get(body, "response_format")));
-    FST_TRY(read_thinking(r, body));
+    FST_TRY(chat_read_thinking(r, body));
     FST_TRY(read_task(r, json_get(body, "task"), "task", &r->task));
     FST_TRY(
         chat_get_bool(r, body, "parallel_tool_calls", "parallel_tool_calls", &r->parallel_calls));

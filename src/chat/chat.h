@@ -74,6 +74,7 @@ struct chat_tool {
     struct chat_param *params;
     size_t n_params;
     bool strict; /* the client asked for a grammar */
+    bool custom; /* takes plain text, its one parameter "input" (Responses) */
 };
 
 struct chat_message {
@@ -161,6 +162,11 @@ enum fst_status chat_request_from_json(struct chat_request *r, json_val *body,
  * tool_choice, thinking, output_config.effort.  Thinking is off unless the body turns it on. */
 enum fst_status chat_request_from_messages(struct chat_request *r, json_val *body,
                                            const struct chat_defaults *d);
+
+/* The same for a body of OpenAI's Responses API: instructions, input, tools, tool_choice, text.format,
+ * reasoning.effort.  before: items of the conversation that stand before the input, or NULL. */
+enum fst_status chat_request_from_responses(struct chat_request *r, json_val *body,
+                                            json_val *before, const struct chat_defaults *d);
 
 /* For other dialects.  All copy; a failed allocation is remembered in r->failed and the call then
  * does nothing or returns NULL, which the others accept.  A message pointer is valid until the next

@@ -34,6 +34,12 @@ enum fst_status chat_other_part(struct chat_request *r, struct chat_message *m, 
 enum fst_status chat_read_effort(struct chat_request *r, json_val *v, const char *path,
                                  bool *thinking, bool *seen);
 
+/* A string, or an array of text parts. */
+enum fst_status chat_read_content(struct chat_request *r, struct chat_message *m, json_val *v,
+                                  const char *path);
+/* Thinking and effort in every place of a body where OpenAI's clients put them. */
+enum fst_status chat_read_thinking(struct chat_request *r, json_val *body);
+
 /* tools.c: a tool from its function object. */
 bool chat_tool_from_json(struct chat_request *r, struct chat_tool *t, json_val *function);
 const struct chat_tool *chat_find_tool(const struct chat_tool *tools, size_t n, const char *name,

@@ -52,7 +52,8 @@ struct fst_request {
     struct door *door;
     atomic_int refs; /* user, engine */
     atomic_bool cancel;
-    fst_request *next; /* queue link */
+    atomic_size_t place; /* in line, from 1; 0: out of it */
+    fst_request *next;   /* queue link */
 
     struct fst_request_opts o; /* pointers replaced by our copies */
     struct sample_params sampling;

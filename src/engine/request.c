@@ -154,6 +154,7 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
     r->door = d;
     atomic_init(&r->refs, 2);
     atomic_init(&r->cancel, false);
+    atomic_init(&r->place, 0);
     r->o = *o;
     r->n_prompt = r->n_known = (int64_t)o->n_ids;
     room = e->context_length - r->n_prompt;
@@ -197,6 +198,7 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
             d->first = r;
         d->last = r;
         d->n_waiting++;
+        atomic_store(&r->place, (size_t)d->n_waiting);
         d->stats.requests++;
         d->kick = true;
         pthread_cond_signal(&d->work);
@@ -300,6 +302,7 @@ void fst_request_get_view(const fst_request *cr, struct fst_request_view *v)
         .n_cached = r->pub.n_cached,
         .prefix = r->pub.prefix,
         .n_prefilled = r->pub.n_prefilled,
+        .queue_place = r->pub.finish == FST_FINISH_NONE ? atomic_load(&r->place) : 0,
         .prompt_logprobs = r->prompt_logprobs,
         .prompt_top = (const struct fst_top_logprob *)(const void *)r->prompt_top,
         .seed = r->sampling.seed,

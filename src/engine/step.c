@@ -309,6 +309,19 @@ static void admit(fst_engine *e)
     }
 }
 
+/* Tell those that are still in line where they stand. */
+static void number_line(fst_engine *e)
+{
+    size_t place = 0;
+
+    for (fst_request *r = e->wait_first; r; r = r->next)
+        atomic_store(&r->place, ++place);
+    for (int i = 0; i < e->n_running; i++)
+        atomic_store(&e->running[i]->place, 0);
+    for (int i = 0; i < e->n_loading; i++)
+        atomic_store(&e->loading[i]->place, 0);
+}
+
 /* The youngest running request goes back to the front of the line. */
 static void retract_last(fst_engine *e)
 {
@@ -585,6 +598,7 @@ void *engine_thread(void *arg)
         drop_ended(e);
         end_loads(e);
         admit(e);
+        number_line(e);
         if (e->n_running > 0)
             one_step(e);
         else

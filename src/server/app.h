@@ -17,6 +17,7 @@
 enum server_state { SERVER_STARTING, SERVER_READY, SERVER_DRAINING, SERVER_FAILED };
 
 struct gen;
+struct response_store;
 
 struct server {
     struct server_opts o;
@@ -35,6 +36,9 @@ struct server {
     int port;
     struct gen *gens; /* running generations */
     int n_gens;
+    struct response_store *responses; /* NULL: none is kept */
+    struct keep *keeps;               /* answers that outlive their connections (keep.h) */
+    int n_keeps;
     uint64_t handles_taken, handles_given; /* engine requests submitted, freed */
     struct metrics m;
     struct rng seeds; /* of prompts that bring none */
@@ -88,10 +92,9 @@ enum api_shape {
 /* request_id: of the exchange, for SHAPE_ANTHROPIC. */
 void api_error_json(struct buf *out, const struct api_error *e, enum api_shape shape,
                     const char *request_id);
-/* The event that ends a stream whose head is already out: data: {"error":{...,"code":status}}, or event:
- * error with Anthropic's shape. */
-void api_error_event(struct buf *out, const struct api_error *e, enum api_shape shape,
-                     const char *request_id);
+/* What goes into a stream whose head is already out: {"error":{...,"code":status}}, or Anthropic's shape. */
+void api_error_stream_json(struct buf *out, const struct api_error *e, enum api_shape shape,
+                           const char *request_id);
 void api_send_error(struct exch *x, const struct api_error *e, enum api_shape shape);
 void api_send(struct exch *x, int status, const struct buf *json);
 
@@ -140,6 +143,10 @@ void api_health_generate(struct server *s, struct exch *x);
 void api_models(struct server *s, struct exch *x);
 void api_model_info(struct server *s, struct exch *x);
 void api_server_info(struct server *s, struct exch *x);
+void api_responses(struct server *s, struct exch *x);
+void api_responses_get(struct server *s, struct exch *x);
+void api_responses_cancel(struct server *s, struct exch *x);
+void api_streams(struct server *s, struct exch *x);
 void api_load(struct server *s, struct exch *x);
 void api_metrics(struct server *s, struct exch *x);
 void api_abort(struct server *s, struct exch *x);

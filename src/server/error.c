@@ -123,22 +123,20 @@ void api_error_json(struct buf *out, const struct api_error *e, enum api_shape s
     buf_puts(out, "}}");
 }
 
-void api_error_event(struct buf *out, const struct api_error *e, enum api_shape shape,
-                     const char *request_id)
+void api_error_stream_json(struct buf *out, const struct api_error *e, enum api_shape shape,
+                           const char *request_id)
 {
     if (shape == SHAPE_ANTHROPIC) {
-        buf_puts(out, "event: error\ndata: ");
         api_error_json(out, e, shape, request_id);
-        buf_puts(out, "\n\n");
         return;
     }
-    buf_puts(out, "data: {\"error\":{");
+    buf_puts(out, "{\"error\":{");
     put_member(out, "message", e->message);
     buf_putc(out, ',');
     put_member(out, "type", e->type);
     buf_putc(out, ',');
     put_member(out, "param", e->param);
-    buf_printf(out, ",\"code\":%d}}\n\n", e->status);
+    buf_printf(out, ",\"code\":%d}}", e->status);
 }
 
 void api_send(struct exch *x, int status, const struct buf *json)

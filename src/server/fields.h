@@ -15,7 +15,8 @@ enum {
     ON_COMPLETIONS = 2,
     ON_GENERATE = 4, /* top level of /generate */
     ON_SAMPLING = 8, /* sampling_params of /generate */
-    ON_MESSAGES = 16
+    ON_MESSAGES = 16,
+    ON_RESPONSES = 32
 };
 
 struct field {

@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "base/utf8.h"
 #include "server/fields.h"
+#include "server/keep.h"
 
 /* Bodies above this are parsed, rendered and tokenised on a helper thread: 64 KiB take about 2 ms,
  * as long as the loop may be away from its other connections. */
@@ -71,6 +72,10 @@ static void gen_free(struct gen *g)
         chat_prompt_release(&g->prompt);
         chat_request_release(&g->chat);
     }
+    if (g->d->release && g->ud)
+        g->d->release(g);
+    if (g->keep)
+        keep_without_gen(g->keep);
     json_free(g->doc);
     buf_release(&g->body);
     mem_free(g->key);
@@ -98,33 +103,72 @@ static void on_gone(struct exch *x, void *ud)
     g->x = NULL;
     if (g->working)
         return; /* freed when the helper thread is back */
+    if (g->keep) {
+        keep_touch(g->keep);
+        return;
+    }
+    gen_drop(g);
+}
+
+void gen_drop(struct gen *g)
+{
     count_abort(g);
     gen_free(g);
+}
+
+/* What a reader of a kept answer gets that failed. */
+static void keep_error(struct gen *g)
+{
+    struct buf b = {0};
+    bool stream = g->stream;
+    g->stream = false;
+    if (g->d->failed)
+        g->d->failed(g, &b);
+    else
+        api_error_json(&b, &g->err, g->d->shape, NULL);
+    keep_answer(g->keep, g->d->failed ? 200 : g->err.status, &b);
+    g->stream = stream;
+    buf_release(&b);
 }
 
 /* Answer with g->err: as a status while the head is not out, else inside the stream. */
 static void answer_error(struct gen *g)
 {
     struct exch *x = g->x;
-    struct buf b = {0};
     FST_ASSERT(g->err.status);
-    x->on_gone = NULL;
-    x->on_tick = NULL;
-    g->x = NULL;
+    if (x) {
+        x->on_gone = NULL;
+        x->on_tick = NULL;
+    }
     g->answered = true;
-    if (!x->status) {
+    if (x && !x->status) {
+        g->x = NULL;
         api_send_error(x, &g->err, g->d->shape);
         return;
     }
-    api_error_event(&b, &g->err, g->d->shape, x->request_id);
-    exch_stream_write(x, buf_str(&b), b.len);
-    buf_release(&b);
-    exch_stream_break(x);
+    struct buf b = {0};
+    if (g->stream && g->d->failed) {
+        g->d->failed(g, NULL);
+    } else if (g->stream) {
+        api_error_stream_json(&b, &g->err, g->d->shape, x ? x->request_id : NULL);
+        gen_send_named(g, g->d->shape == SHAPE_ANTHROPIC ? "error" : NULL, &b);
+        buf_release(&b);
+    }
+    bool broken = !g->stream || !g->d->failed;
+    g->x = NULL;
+    if (x && broken)
+        exch_stream_break(x);
+    else if (x)
+        exch_stream_end(x);
+    if (g->keep) {
+        g->keep->failed = broken;
+        keep_error(g);
+    }
 }
 
 static void fail(struct gen *g)
 {
-    if (g->x)
+    if (g->x || g->keep)
         answer_error(g);
     gen_free(g);
 }
@@ -393,6 +437,19 @@ static int count_choices(struct gen *g)
     return (int)total;
 }
 
+/* The token goes out at once: a client that is cut off before the first word must have it. */
+static void announce(struct gen *g)
+{
+    if (g->d->accepted && g->d->accepted(g))
+        return;
+    if (g->stream) {
+        gen_stream_head(g->x, g->keep->token);
+        return;
+    }
+    exch_add_header(g->x, "X-Firesteel-Resume", g->keep->token);
+    exch_stream_begin(g->x, 200, "application/json");
+}
+
 static void start(struct gen *g)
 {
     struct server *s = g->s;
@@ -423,6 +480,10 @@ static void start(struct gen *g)
                                                  .seed = seed,
                                                  .matched_id = -1,
                                                  .matched_stop = -1};
+    }
+    if (g->keep_s > 0 && !keep_open(g)) {
+        fail(g);
+        return;
     }
     for (int i = 0; i < total; i++) {
         if (!start_choice(g, &g->choices[i])) {
@@ -457,6 +518,8 @@ static void start(struct gen *g)
         log_info("request prompt", "id=%s text=%s", g->id,
                  log_value(v, sizeof v, buf_str(&g->prompt.text), g->prompt.text.len));
     }
+    if (g->keep)
+        announce(g);
 }
 
 static void prepared(void *ud)
@@ -610,6 +673,17 @@ static void update_choice(struct gen_choice *c)
         end_choice(c);
 }
 
+/* The answer of a kept stream as one, for those who ask later. */
+static void keep_whole(struct gen *g)
+{
+    g->stream = false;
+    for (int i = 0; i < g->n_choices; i++)
+        g->choices[i].sent_logprobs = g->choices[i].sent_text = g->choices[i].sent_ids = 0;
+    g->d->finish(g);
+    if (g->err.status)
+        keep_error(g);
+}
+
 static void update(struct gen *g)
 {
     if (g->working || g->answered || !g->n_choices)
@@ -626,9 +700,10 @@ static void update(struct gen *g)
     count_end(g);
     log_end(g);
     g->answered = true;
-    struct exch *x = g->x;
-    x->on_gone = NULL;
-    x->on_tick = NULL;
+    if (g->x) {
+        g->x->on_gone = NULL;
+        g->x->on_tick = NULL;
+    }
     g->d->finish(g);
     if (g->err.status) {
         g->answered = false;
@@ -636,6 +711,8 @@ static void update(struct gen *g)
         return;
     }
     g->x = NULL;
+    if (g->keep && g->stream)
+        keep_whole(g);
     gen_free(g);
 }
 
@@ -665,13 +742,53 @@ int gen_abort(struct server *s, const char *rid)
 
 /* ------------------------------------------------------------------ streams */
 
+void gen_stream_head(struct exch *x, const char *token)
+{
+    exch_add_header(x, "Cache-Control", "no-cache");
+    exch_add_header(x, "X-Accel-Buffering", "no");
+    if (token)
+        exch_add_header(x, "X-Firesteel-Resume", token);
+    exch_stream_begin(x, 200, "text/event-stream; charset=utf-8");
+}
+
 static void stream_head(struct gen *g)
 {
-    if (g->x->status)
-        return;
-    exch_add_header(g->x, "Cache-Control", "no-cache");
-    exch_add_header(g->x, "X-Accel-Buffering", "no");
-    exch_stream_begin(g->x, 200, "text/event-stream; charset=utf-8");
+    if (!g->x->status)
+        gen_stream_head(g->x, g->keep ? g->keep->token : NULL);
+}
+
+/* One event: to who reads, and to what is kept. */
+static void send_event(struct gen *g, const char *type, const char *data, size_t len)
+{
+    struct buf b = {0};
+    if (g->keep)
+        buf_printf(&b, "id: %llu\n", (unsigned long long)keep_next(g->keep));
+    if (type)
+        buf_printf(&b, "event: %s\n", type);
+    buf_puts(&b, "data: ");
+    buf_append(&b, data, len);
+    buf_puts(&b, "\n\n");
+    if (b.failed) {
+        gen_oom(g);
+    } else {
+        if (g->keep)
+            keep_event(g->keep, &b);
+        if (g->x) {
+            stream_head(g);
+            exch_stream_write(g->x, b.data, b.len);
+        }
+    }
+    buf_release(&b);
+}
+
+void gen_send_named(struct gen *g, const char *type, const struct buf *json)
+{
+    if (g->err.status && !g->answered)
+        return; /* an event was lost: what follows it may not look whole */
+    if (json->failed)
+        gen_oom(g);
+    else
+        send_event(g, type, json->data, json->len);
 }
 
 void gen_send_event(struct gen *g, const struct buf *json)
@@ -679,47 +796,60 @@ void gen_send_event(struct gen *g, const struct buf *json)
     gen_send_named(g, NULL, json);
 }
 
-void gen_send_named(struct gen *g, const char *type, const struct buf *json)
-{
-    if (g->err.status) /* an event was lost: what follows it may not look whole */
-        return;
-    if (json->failed) {
-        gen_oom(g);
-        return;
-    }
-    stream_head(g);
-    struct buf b = {0};
-    if (type)
-        buf_printf(&b, "event: %s\n", type);
-    buf_puts(&b, "data: ");
-    buf_append(&b, json->data, json->len);
-    buf_puts(&b, "\n\n");
-    if (b.failed)
-        gen_oom(g);
-    else
-        exch_stream_write(g->x, b.data, b.len);
-    buf_release(&b);
-}
-
 void gen_send_done(struct gen *g)
 {
-    static const char done[] = "data: [DONE]\n\n";
-    stream_head(g);
-    exch_stream_write(g->x, done, sizeof done - 1);
+    send_event(g, NULL, "[DONE]", 6);
     gen_end(g);
 }
 
 void gen_end(struct gen *g)
 {
-    exch_stream_end(g->x);
+    if (g->x && !g->err.status)
+        exch_stream_end(g->x);
 }
 
 void gen_reply(struct gen *g, const struct buf *json)
 {
-    if (json->failed)
+    if (json->failed) {
         gen_oom(g);
-    else
+        return;
+    }
+    if (g->keep)
+        keep_answer(g->keep, 200, json);
+    if (!g->x)
+        return;
+    if (!g->x->status) {
         api_send(g->x, 200, json);
+        return;
+    }
+    exch_stream_write(g->x, json->data, json->len);
+    exch_stream_end(g->x);
+}
+
+void gen_reply_early(struct gen *g, const struct buf *json)
+{
+    struct exch *x = g->x;
+    g->x = NULL;
+    x->on_gone = NULL;
+    x->on_tick = NULL;
+    exch_add_header(x, "X-Firesteel-Resume", g->keep->token);
+    api_send(x, 200, json);
+    keep_touch(g->keep);
+}
+
+/* Places in line change without a sign of the request's own. */
+static void tick_progress(struct gen *g)
+{
+    for (int i = 0; i < g->n_choices; i++) {
+        struct gen_choice *c = &g->choices[i];
+        if (c->view.n || c->done)
+            continue;
+        fst_request_get_view(c->req, &c->view);
+        if (c->view.n || c->view.queue_place == c->place_seen)
+            continue;
+        c->place_seen = c->view.queue_place;
+        g->d->progress(c);
+    }
 }
 
 static void on_tick(struct exch *x, void *ud, int64_t now_ms)
@@ -727,7 +857,11 @@ static void on_tick(struct exch *x, void *ud, int64_t now_ms)
     struct gen *g = ud;
     double every = g->s->o.sse_keepalive_s;
     /* body.len is not looked at: before `prepare` is back nothing is known of the request. */
-    if (g->working || !g->stream || (!g->d->comments && !g->d->keep_alive) || every <= 0)
+    if (g->working || g->answered || !g->stream)
+        return;
+    if (g->progress && g->d->progress)
+        tick_progress(g);
+    if ((!g->d->comments && !g->d->keep_alive) || every <= 0)
         return;
     if ((double)(now_ms - x->last_write_ms) < 1e3 * every)
         return;
@@ -737,6 +871,25 @@ static void on_tick(struct exch *x, void *ud, int64_t now_ms)
     }
     stream_head(g);
     exch_stream_write(x, ": keep-alive\n\n", 14);
+}
+
+static void take_reader(struct gen *g, struct exch *x)
+{
+    g->x = x;
+    x->ud = g;
+    x->on_gone = on_gone;
+    x->on_tick = on_tick;
+}
+
+void gen_attach(struct gen *g, struct exch *x)
+{
+    struct exch *old = g->x;
+    if (old) {
+        old->on_gone = NULL;
+        old->on_tick = NULL;
+        exch_stream_break(old);
+    }
+    take_reader(g, x);
 }
 
 void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
@@ -749,7 +902,6 @@ void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
         return;
     }
     g->s = s;
-    g->x = x;
     g->d = d;
     g->start_ns = clock_ns();
     g->created = clock_wall_ns() / 1000000000;
@@ -761,13 +913,13 @@ void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
     s->n_gens++;
     g->body = x->body;
     x->body = (struct buf){0};
-    x->ud = g;
-    x->on_gone = on_gone;
-    x->on_tick = on_tick;
+    take_reader(g, x);
     g->working = true;
     if (!(g->key = mem_strdup(auth_key(s, x))))
         gen_oom(g);
-    else if (g->body.len > INLINE_BODY_MAX) {
+    else if (!keep_read(g)) {
+        /* the error is recorded */
+    } else if (g->body.len > INLINE_BODY_MAX) {
         if (loop_work(s->loop, prepare, prepared, g) == FST_OK)
             return;
         gen_oom(g);
@@ -930,15 +1082,22 @@ void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last)
 
 void gen_put_progress_object(const struct gen_choice *c, struct buf *b)
 {
-    buf_printf(b, "{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,\"time_ms\":%.0f}",
-               c->view.n_prompt, c->view.n_cached, c->view.n_prefilled, 1e3 * c->view.prefill_s);
+    const struct fst_request_view *v = &c->view;
+    double done = (double)(v->n_prefilled - FST_MIN(v->n_cached, v->n_prefilled));
+    buf_printf(b, "{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,\"time_ms\":%.0f,\"eta_ms\":",
+               v->n_prompt, v->n_cached, v->n_prefilled, 1e3 * v->prefill_s);
+    if (done > 0)
+        buf_printf(b, "%.0f", 1e3 * v->prefill_s / done * (double)(v->n_prompt - v->n_prefilled));
+    else
+        buf_puts(b, "null");
+    buf_printf(b, ",\"queue_position\":%zu}", v->queue_place);
 }
 
 void gen_put_progress(const struct gen_choice *c, struct buf *b)
 {
     buf_puts(b, ",\"prompt_progress\":");
     gen_put_progress_object(c, b);
-    buf_puts(b, c->g->include_usage ? ",\"usage\":null}" : "}");
+    buf_printf(b, "%s}", c->g->include_usage ? ",\"usage\":null" : "");
 }
 
 void gen_answer(struct gen *g, struct buf *b)

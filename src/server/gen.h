@@ -4,7 +4,7 @@
  * results are written; everything between is here and the same for all.
  *
  * Life: gen_run takes the exchange; the gen frees itself when it has answered or when the client is
- * gone.  An engine handle is freed in gen_free and nowhere else; server.handles_taken and
+ * gone; a kept one (keep.h) goes on without a client.  An engine handle is freed in gen_free and nowhere else; server.handles_taken and
  * handles_given must be equal when no gen is left. */
 #ifndef FST_SERVER_GEN_H
 #define FST_SERVER_GEN_H
@@ -56,7 +56,7 @@ struct gen_choice {
     struct chat_stream *st;       /* owned */
     struct fst_request_view view; /* last seen; arrays live as long as req */
     size_t fed;
-    size_t progress_seen;
+    size_t progress_seen, place_seen;
     bool began, done;
     int64_t last_token_ns;
 
@@ -94,10 +94,19 @@ struct gen_dialect {
     void (*batch)(struct gen_choice *c);    /* streams only: a batch of tokens has been fed */
     void (*progress)(struct gen_choice *c); /* streams only: more of the prompt is read; or NULL */
     void (*choice_end)(struct gen_choice *c); /* streams only */
+    /* All choices are done: write what is left; ends the exchange.  For a kept stream a second time,
+     * with g->stream false: the whole answer for gen_reply. */
+    void (*finish)(struct gen *g);
+    /* The rest may be NULL. */
+    /* A kept answer, which the engine has now: say so at once, or false: the head alone is sent. */
+    bool (*accepted)(struct gen *g);
+    /* The answer fails with g->err behind its head.  out NULL: the last event of a stream, which then
+     * ends in order; else the whole answer.  NULL: the error alone. */
+    void (*failed)(struct gen *g, struct buf *out);
+    void (*release)(struct gen *g); /* frees ud */
     /* Streams: something that says no more than that the server is alive; NULL: a comment, if those
      * are understood. */
     void (*keep_alive)(struct gen *g);
-    void (*finish)(struct gen *g); /* all choices are done: write what is left; ends the exchange */
 };
 
 struct gen {
@@ -106,6 +115,9 @@ struct gen {
     const struct gen_dialect *d;
     struct gen *prev, *next;
     bool working, answered, aborted;
+    struct keep *keep; /* borrowed: what outlives the connection; NULL: nothing does */
+    int keep_s;        /* so long without a reader; 0: not kept */
+    void *ud;          /* the dialect's */
 
     struct buf body;
     struct json_doc *doc; /* until the requests are submitted */
@@ -165,13 +177,20 @@ bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char
 /* remember.c: keeps what the model wrote when the reply of this choice has calls. */
 void remember_choice(const struct gen_choice *c);
 
-/* The whole answer of one that is no stream. */
+/* The whole answer of one that is no stream, to its reader and to what is kept. */
 void gen_reply(struct gen *g, const struct buf *json);
+/* For `accepted`: answer now and go on without a reader. */
+void gen_reply_early(struct gen *g, const struct buf *json);
+/* Another reader takes over; the one before is let go. */
+void gen_attach(struct gen *g, struct exch *x);
+void gen_drop(struct gen *g); /* cancel and free a kept one */
+/* Head of a stream; token NULL: not kept. */
+void gen_stream_head(struct exch *x, const char *token);
 
 /* For streams: the head if it is not out yet, then one event. */
 void gen_send_event(struct gen *g, const struct buf *json);
 void gen_send_named(struct gen *g, const char *type, const struct buf *json); /* "event: type" */
-void gen_end(struct gen *g);       /* of a stream and its exchange */
+void gen_end(struct gen *g);       /* of a stream and its exchange, if somebody reads */
 void gen_send_done(struct gen *g); /* "data: [DONE]" before it */
 
 /* Of chat and completions: stream, stream_options, return_progress, timings_per_token. */

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "server/app.h"
+#include "server/keep.h"
 
 static const double ttft_bounds[] = {.1, .2, .4, .6, .8, 1,  2,   4,   6,
                                      8,  10, 20, 40, 60, 80, 100, 200, 400};
@@ -297,6 +298,10 @@ void metrics_write(const struct server *s, struct buf *out)
     value(&p, "num_requests_total", "is_streaming=\"false\"", (double)m->requests_plain);
     counter(&p, "num_aborted_requests_total", "Requests that were aborted or whose client left.",
             (double)m->aborted);
+    counter(&p, "num_resumed_streams_total", "Kept streams that were read on.", (double)m->resumed);
+    gauge(&p, "num_kept_streams", "Answers that outlive their connections, made or being made.",
+          (double)s->n_keeps);
+    gauge(&p, "kept_stream_bytes", "Bytes of their events and answers.", (double)keep_bytes(s));
     counter(&p, "engine_steps_total", "Forward passes.", (double)st.steps);
     counter(&p, "engine_graph_launches_total", "Recorded steps, drafts and injections on a card.",
             (double)st.graph_launches);

@@ -38,6 +38,7 @@ static const struct route routes[] = {
     {"/detokenize", R_POST, F_ENGINE, api_detokenize},
     {"/v1/detokenize", R_POST, F_ENGINE, api_detokenize},
     {"/apply-template", R_POST, F_ENGINE, api_apply_template},
+    {"/v1/responses", R_POST, F_ENGINE, api_responses},
     {"/server_info", R_GET, 0, api_server_info},
     {"/get_server_info", R_GET, 0, api_server_info},
     {"/model_info", R_GET, 0, api_model_info},
@@ -72,6 +73,14 @@ static unsigned verb_bit(enum http_verb v)
     }
 }
 
+/* Names below these paths. */
+static const struct route below[] = {
+    {"/v1/models/", R_GET, 0, api_models},
+    {"/v1/responses/", R_GET, 0, api_responses_get},
+    {"/v1/streams/", R_GET, 0, api_streams},
+};
+static const struct route cancel = {"/v1/responses/{id}/cancel", R_POST, 0, api_responses_cancel};
+
 static const struct route *find(const char *path)
 {
     size_t len = strlen(path);
@@ -80,6 +89,12 @@ static const struct route *find(const char *path)
     for (size_t i = 0; i < FST_COUNT(routes); i++)
         if (strlen(routes[i].path) == len && !memcmp(routes[i].path, path, len))
             return &routes[i];
+    for (size_t i = 0; i < FST_COUNT(below); i++) {
+        size_t n = strlen(below[i].path);
+        if (len > n && !memcmp(below[i].path, path, n))
+            return i == 1 && len > n + 7 && !memcmp(path + len - 7, "/cancel", 7) ? &cancel
+                                                                                  : &below[i];
+    }
     return NULL;
 }
 
@@ -101,13 +116,11 @@ void route_dispatch(struct server *s, struct exch *x)
     struct api_error e = {0};
     s->m.http_requests++;
     const struct route *r = find(x->path);
-    static const struct route model = {"/v1/models/", R_GET, 0, api_models};
-    if (!r && !strncmp(x->path, "/v1/models/", 11))
-        r = &model;
     if (s->o.cors) {
         exch_add_header(x, "Access-Control-Allow-Origin", "*");
         exch_add_header(x, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
         exch_add_header(x, "Access-Control-Allow-Headers", "*");
+        exch_add_header(x, "Access-Control-Expose-Headers", "*");
     }
     if (s->info.debug_hooks)
         exch_add_header(x, "X-Firesteel-Debug", s->info.debug_hooks);

@@ -15,6 +15,8 @@
 #include "base/log.h"
 #include "server/app.h"
 #include "server/gen.h"
+#include "server/keep.h"
+#include "server/responses.h"
 
 enum { LOAD_RUNNING, LOAD_DONE, LOAD_SEEN };
 
@@ -26,6 +28,8 @@ void server_opts_default(struct server_opts *o)
         .max_n = 128,
         .stream_interval = 1,
         .sse_keepalive_s = 10,
+        .keep_max_s = 900,
+        .keep_max_streams = 64,
         .shutdown_grace_s = 30,
         .health_stall_s = 30,
         .watchdog_s = 300,
@@ -270,6 +274,7 @@ static void on_tick(void *ud, int64_t now_ms)
     struct server *s = ud;
     if (s->state == SERVER_DRAINING)
         drain_step(s, now_ms);
+    keep_tick(s, now_ms);
     if (!s->engine || s->state == SERVER_STARTING || s->load.stage != LOAD_SEEN)
         return;
     log_progress(s);
@@ -338,6 +343,8 @@ static void finished(void *ud, const struct exch *x, const char *peer)
         return;
     char path[256], ip[80];
     const char *p = x->path ? x->path : "-";
+    if (!strncmp(p, "/v1/streams/", 12)) /* who has the token can read the answer */
+        p = "/v1/streams/...";
     log_info("http", "ip=%s method=%s path=%s status=%d ms=%lld bytes=%llu id=%s",
              log_value(ip, sizeof ip, peer, strlen(peer)), x->verb_name,
              log_value(path, sizeof path, p, strlen(p)), x->status,
@@ -494,6 +501,9 @@ enum fst_status server_run(const struct server_opts *o)
                            .on_tick = on_tick,
                            .on_signal = on_signal};
     enum fst_status rc = loop_new(&s->loop, &lo);
+    if (rc == FST_OK && o->response_store &&
+        !(s->responses = response_store_new(o->response_store)))
+        rc = fst_error(FST_ENOMEM, "--response-store %d: out of memory", o->response_store);
     if (rc == FST_OK)
         rc = serve(s);
     char message[1024];
@@ -505,10 +515,12 @@ enum fst_status server_run(const struct server_opts *o)
         signal(SIGINT, end_at_once);
         signal(SIGTERM, end_at_once);
     }
+    keep_free_all(s);
     FST_ASSERT(!s->gens);
     FST_ASSERT(s->handles_taken == s->handles_given);
     close_engine(s, rc < 0);
     loop_free(s->loop);
+    response_store_free(s->responses);
     chat_memory_free(s->memory);
     tokenizer_free(s->tok);
     mem_free(s);

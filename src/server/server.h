@@ -34,10 +34,13 @@ struct server_opts {
     int max_n;                   /* 128 choices per prompt */
     int stream_interval;         /* 1 token per event */
     double sse_keepalive_s;      /* 10; 0 off */
-    double shutdown_grace_s;     /* 30 */
-    double health_stall_s;       /* 30: unhealthy when work waits and no step ended for so long */
-    double watchdog_s;           /* 300: and the process ends after so long; 0 off */
-    double request_timeout_s;    /* 0: none */
+    int keep_max_s;       /* 900: the most that X-Firesteel-Keep may ask for; 0: nothing is kept */
+    int keep_max_streams; /* 64 */
+    int response_store;   /* 0: answers of /v1/responses that are kept by their id */
+    double shutdown_grace_s;  /* 30 */
+    double health_stall_s;    /* 30: unhealthy when work waits and no step ended for so long */
+    double watchdog_s;        /* 300: and the process ends after so long; 0 off */
+    double request_timeout_s; /* 0: none */
     bool skip_warmup;
     bool strict_model_name;     /* 404 for other names than the served one */
     bool strict_max_tokens;     /* 400 instead of clamping */

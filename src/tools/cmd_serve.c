@@ -120,6 +120,25 @@ static const struct option_def answer_defs[] = {
      .max = 86400,
      .arg = "SECONDS",
      .help = "comment, or ping, in quiet streams (not on /generate); 0 off"},
+    {.name = "keep-max-s",
+     .type = OPTION_INT,
+     .initial = "900",
+     .min = 0,
+     .max = 86400,
+     .arg = "SECONDS",
+     .help = "the longest that an answer may outlive its connection (X-Firesteel-Keep); 0: never"},
+    {.name = "keep-max-streams",
+     .type = OPTION_INT,
+     .initial = "64",
+     .min = 1,
+     .max = 100000,
+     .help = "answers kept so, each up to 8 MiB of events"},
+    {.name = "response-store",
+     .type = OPTION_INT,
+     .initial = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "answers of /v1/responses kept for previous_response_id; 0: none"},
     {.name = "strict-model-name", .type = OPTION_FLAG, .help = "404 for other model names"},
     {.name = "strict-max-tokens", .type = OPTION_FLAG, .help = "400 instead of clamping"},
     {.name = "unsupported-content",
@@ -209,6 +228,9 @@ static void put_flags(struct buf *b, const struct options *o, const struct serve
     put_number(b, "shutdown_grace", s->shutdown_grace_s);
     put_number(b, "sse_keepalive_interval", s->sse_keepalive_s);
     put_number(b, "stream_interval", s->stream_interval);
+    put_number(b, "keep_max_s", s->keep_max_s);
+    put_number(b, "keep_max_streams", s->keep_max_streams);
+    put_number(b, "response_store", s->response_store);
     put_number(b, "max_n", s->max_n);
     put_number(b, "watchdog_timeout", s->watchdog_s);
     put_flag(b, "default_thinking", s->chat.thinking ? "true" : "false", false);
@@ -240,6 +262,9 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
     s->stream_interval = (int)options_int(o, "stream-interval", 1);
     s->incremental_streaming = options_flag(o, "incremental-streaming-output");
     s->sse_keepalive_s = options_float(o, "sse-keepalive-interval", 10);
+    s->keep_max_s = (int)options_int(o, "keep-max-s", 900);
+    s->keep_max_streams = (int)options_int(o, "keep-max-streams", 64);
+    s->response_store = (int)options_int(o, "response-store", 0);
     s->strict_model_name = options_flag(o, "strict-model-name");
     s->strict_max_tokens = options_flag(o, "strict-max-tokens");
     s->enable_metrics = options_flag(o, "enable-metrics");

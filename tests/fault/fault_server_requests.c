@@ -21,7 +21,8 @@
 enum { N_MAX = 4000 };
 
 static int port;
-static char text[1 << 16]; /* request, then answer */
+static char text[1 << 16];       /* request, then answer */
+static const char *headers = ""; /* of requests, each with CR LF */
 static enum fst_status ended;
 static char dir[64]; /* of the scripted model, and of what is remembered of its calls */
 
@@ -34,6 +35,8 @@ static void *serve(void *ud)
     o.port = port;
     o.skip_warmup = true;
     o.log_requests_level = 0;
+    o.response_store = 2;
+    o.keep_max_streams = 1 << 20;
     ended = server_run(&o);
     return NULL;
 }
@@ -62,8 +65,8 @@ static int ask(const char *path, const char *body)
     assert_true(fd >= 0);
     int len = snprintf(text, sizeof text,
                        "POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n"
-                       "\r\n%s",
-                       path, strlen(body), body);
+                       "%s\r\n%s",
+                       path, strlen(body), headers, body);
     assert_int_equal(send(fd, text, (size_t)len, MSG_NOSIGNAL), len);
     while (n < sizeof text - 1 && (got = recv(fd, text + n, sizeof text - 1 - n, 0)) > 0)
         n += (size_t)got;
@@ -234,12 +237,53 @@ static void requests(void **state)
     stop(t);
 }
 
+#define ITEMS                                                                                      \
+    "{\"role\":\"user\",\"content\":\"q\"},{\"type\":\"reasoning\",\"summary\":[{\"text\":\"t\"}]" \
+    "},"                                                                                           \
+    "{\"type\":\"custom_tool_call\",\"call_id\":\"c\",\"name\":\"p\",\"input\":\"i\"},"            \
+    "{\"type\":\"custom_tool_call_output\",\"call_id\":\"c\",\"output\":\"o\"}"
+#define RESPONSE_TOOLS                                                                             \
+    "\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{\"type\":\"custom\",\"name\":\"p\","       \
+    "\"format\":"                                                                                  \
+    "{\"type\":\"grammar\",\"syntax\":\"lark\",\"definition\":\"d\"}}]"
+
+/* With a store behind them, and with answers that outlive their connections. */
+static void responses(void **state)
+{
+    char body[400], id[64];
+    pthread_t t = start();
+    (void)state;
+    script("{\"text\":\"t</think>ok\\n\\n<｜DSML｜tool_calls>\\n<｜DSML｜invoke name=\\\"p\\\">\\n"
+           "<｜DSML｜parameter name=\\\"input\\\" string=\\\"true\\\">x</｜DSML｜parameter>\\n"
+           "</｜DSML｜invoke>\\n</｜DSML｜tool_calls>\"}");
+    every_allocation("/v1/responses", "{\"instructions\":\"s\",\"input\":[" ITEMS "],"
+                                      "\"reasoning\":{\"summary\":\"auto\"}," RESPONSE_TOOLS "}");
+    every_allocation("/v1/responses", "{\"input\":\"hi\",\"stream\":true,\"return_progress\":true,"
+                                      "\"reasoning\":{\"summary\":\"auto\"}," RESPONSE_TOOLS "}");
+    assert_int_equal(ask("/v1/responses", "{\"input\":[" ITEMS "]," RESPONSE_TOOLS "}"), 200);
+    const char *at = strstr(text, "\"resp_");
+    assert_non_null(at);
+    assert_int_equal(sscanf(at, "\"%40[a-z0-9_]", id), 1);
+    snprintf(body, sizeof body, "{\"input\":\"x\",\"store\":false,\"previous_response_id\":\"%s\"}",
+             id);
+    every_allocation("/v1/responses", body);
+    headers = "X-Firesteel-Keep: 1\r\n";
+    every_allocation("/v1/responses", "{\"input\":\"hi\",\"stream\":true}");
+    every_allocation("/v1/chat/completions",
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"stream\":true}");
+    every_allocation("/generate", "{\"text\":\"a b\"}");
+    headers = "";
+    every_allocation("/v1/responses", "{\"input\":\"hi\",\"background\":true}");
+    stop(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(requests, setup, teardown),
         cmocka_unit_test_setup_teardown(calls, setup, teardown),
         cmocka_unit_test_setup_teardown(blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(responses, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
