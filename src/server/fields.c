@@ -3,10 +3,10 @@
 #include <errno.h>
 #include <math.h>
 
-#define CC  (ON_CHAT | ON_COMPLETIONS)
-#define CCM (CC | ON_MESSAGES)
+#define CC   (ON_CHAT | ON_COMPLETIONS)
+#define CCM  (CC | ON_MESSAGES)
 #define CCMR (CCM | ON_RESPONSES)
-#define ALL (CCMR | ON_SAMPLING)
+#define ALL  (CCMR | ON_SAMPLING)
 
 const struct field field_table[] = {
     {"model", CC | ON_RESPONSES, FIELD_WORKS, 0,
@@ -216,7 +216,7 @@ bool fields_check_messages(json_val *body, struct api_error *e)
 
 static void list_endpoints(struct buf *out, unsigned on)
 {
-    static const char *const name[] = {"chat", "completions", "generate", "sampling_params",
+    static const char *const name[] = {"chat",     "completions", "generate", "sampling_params",
                                        "messages", "responses"};
     const char *sep = "";
     for (unsigned i = 0; i < FST_COUNT(name); i++)

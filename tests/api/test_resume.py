@@ -21,6 +21,7 @@ DIALECTS = {
     "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 200, "sampling_seed": 5},
                   "return_logprob": True},
     "/v1/responses": {"input": "hi", "reasoning": {"summary": "auto"}},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "thinking": {"type": "enabled"}},
 }
 DRAWN = re.compile(r'"(id|item_id|call_id|created|created_at|e2e_latency|sequence_number)":("[^"]*"|[0-9.]+)')
 
@@ -35,7 +36,8 @@ def said(evs):
     out = {}
     for _, name, e in evs:
         if name is not None:
-            out[name] = out.get(name, "") + e["delta"] if "delta" in e else ""
+            d = e.get("delta", "")
+            out[name] = out.get(name, "") + (d if isinstance(d, str) else "".join(str(v) for k, v in d.items() if k != "type"))
         elif isinstance(e, dict) and "output_ids" in e:
             out[0] = e["text"]
         elif isinstance(e, dict):
