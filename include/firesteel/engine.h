@@ -262,9 +262,24 @@ struct fst_sampling {
     float top_p;       /* (0, 1]; 1 off */
     float min_p;       /* [0, 1]; 0 off */
     int top_k;         /* >= 1; 0 or -1 off */
+    /* Before everything else (src/engine/rules.h); reported log-probabilities know nothing of it. */
+    float presence_penalty, frequency_penalty; /* [-2, 2] of ids given out; 0 off */
+    float repetition_penalty;                  /* (0, 2] of ids of prompt and answer; 1 and 0 off */
     uint64_t seed;
     bool has_seed;   /* false: drawn from the engine's generator */
     uint32_t choice; /* index of this choice among n; enters the noise counter only */
+};
+
+struct fst_logit_bias {
+    int32_t id;
+    float bias; /* [-100, 100] */
+};
+
+/* What follows a token that was given out. */
+struct fst_verdict {
+    int32_t force; /* the next id, whatever would be drawn; -1: what is drawn */
+    bool stop;     /* the answer ends here; */
+    int64_t keep;  /* so many tokens of it belong to it */
 };
 
 struct fst_request_opts {
@@ -276,6 +291,8 @@ struct fst_request_opts {
     bool ignore_eos;
     const int32_t *stop_ids; /* end the request like eos; copied */
     size_t n_stop_ids;
+    const struct fst_logit_bias *logit_bias; /* added to the raw logits; copied; each id once */
+    size_t n_logit_bias;
     bool logprobs;                /* of the drawn tokens (log-softmax of the raw logits) */
     int top_logprobs;             /* 0 .. FST_TOP_LOGPROBS_MAX alternatives per token */
     int64_t prompt_logprobs_from; /* >= 0: log-probabilities of prompt tokens from this position
@@ -292,6 +309,18 @@ struct fst_request_opts {
      * must not block nor call the engine; uv_async_send is what it is for.  NULL: poll. */
     void (*on_change)(void *ud);
     void *on_change_ud;
+    /* Called from the engine's thread for each token that is given out, in order, also inside of a block of
+     * drafts: n tokens are there, `id` is the last of them; `ends`: the engine ends behind it (then only
+     * `stop` and `keep` are looked at).  Before the first draw it is called with n 0 and id -1.  Nothing behind
+     * a stop is kept for other requests.  It must not block nor call the engine; its answers must follow from the
+     * ids alone.  NULL: nobody asks. */
+    struct fst_verdict (*on_token)(void *ud, int64_t n, int32_t id, bool ends);
+    void *on_token_ud;
+    /* With debug_hooks: ids given out at output positions 0 .., whatever is drawn; copied. */
+    const int32_t *force_ids;
+    size_t n_force_ids;
+    int64_t
+        debug_retract_at; /* with debug_hooks: behind so many tokens it loses its place; 0: never */
     /* Raw logits of prompt rows, from the engine's thread: row i = logits after prompt token i
      * (vocab floats).  Returning false cancels.  NULL: not wanted. */
     bool (*on_prompt_logits)(void *ud, int64_t pos, const float *logits, int vocab);
@@ -316,7 +345,8 @@ enum fst_finish {
     FST_FINISH_STOP,   /* eos or a stop id (matched_id); it is the last of ids */
     FST_FINISH_LENGTH, /* max_new_tokens or the end of the context */
     FST_FINISH_ABORT,  /* cancelled, shut down */
-    FST_FINISH_ERROR   /* status and error say why (deadline, NaN, ...) */
+    FST_FINISH_ERROR,  /* status and error say why (deadline, NaN, ...) */
+    FST_FINISH_WATCH   /* on_token said stop */
 };
 
 struct fst_top_logprob {

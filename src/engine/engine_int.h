@@ -15,6 +15,7 @@
 #include "engine/debug.h"
 #include "engine/recorder.h"
 #include "engine/reject.h"
+#include "engine/rules.h"
 #include "engine/draft.h"
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
@@ -59,6 +60,11 @@ struct fst_request {
     int32_t end_ids[ENGINE_END_IDS]; /* eos and stop ids: banned below min_new_tokens */
     int n_end_ids;
     int32_t eos_id;
+    struct rules rules;
+    int32_t *force_ids; /* (n_force_ids) */
+    int64_t n_force_ids;
+    struct fst_verdict verdict; /* of the watcher, about the next token */
+    int64_t n_reply;            /* tokens of the answer once it has ended; -1: all */
     int64_t n_scored;   /* prompt rows that were scored (a resumed request is not scored again) */
     bool scores_prompt; /* prompt rows give log-probabilities or go to a call-back */
     int64_t max_new;    /* after clamping */

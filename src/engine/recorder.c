@@ -213,6 +213,7 @@ void recorder_note(fst_engine *e, int s, const struct step_span *span, int sampl
             (struct recorder_row){.id = e->row_id[e->span_first[s] + span->n_rows - n_logits + i],
                                   .draw = x->id,
                                   .logprob = x->logprob,
+                                  .forced = x->forced,
                                   .hash = k->hash[sample_first + i]};
     }
 }

@@ -34,6 +34,24 @@ static int fill(fst_engine *e, const struct rerun_span *span, int n, struct rows
     return n_logits;
 }
 
+/* Rows of the request's own ids are drawn by its rules. */
+static enum fst_status draw_by_rules(fst_engine *e, const struct rerun_span *x, int first,
+                                     float *logits)
+{
+    int64_t n = x->pos + x->n_rows - x->n_logits + 1;
+
+    for (int i = 0; i < x->n_ruled && x->r->rules.on; i++) {
+        float *raw = logits + (int64_t)(first + i) * e->info.vocab_size, *copy;
+        if (e->sample[first + i].id < 0)
+            continue;
+        FST_TRY(rules_to(&x->r->rules, x->r->ids, n + i));
+        FST_TRY(sample_copy(&e->sampler, raw, &copy));
+        FST_TRY(rules_adjust(&x->r->rules, copy));
+        FST_TRY(sample_later(&e->sampler, raw, copy, &e->sample[first + i], first + i));
+    }
+    return FST_OK;
+}
+
 enum fst_status rerun_step(fst_engine *e, const struct rerun_span *span, int n, struct rows *rows)
 {
     float *logits = NULL;
@@ -51,5 +69,8 @@ enum fst_status rerun_step(fst_engine *e, const struct rerun_span *span, int n, 
         for (int i = 0; i < x->n_logits; i++)
             step_sample_row(e, x->r, first + i, (uint32_t)(out_pos + i));
     }
-    return sample_rows(&e->sampler, logits, e->sample, n_logits);
+    FST_TRY(sample_rows(&e->sampler, logits, e->sample, n_logits));
+    for (int s = 0; s < n; s++)
+        FST_TRY(draw_by_rules(e, &span[s], e->span_logit[s], logits));
+    return FST_OK;
 }

@@ -309,11 +309,12 @@ static void admit(fst_engine *e)
     }
 }
 
-/* The youngest running request goes back to the front of the line. */
-static void retract_last(fst_engine *e)
+/* Running request i goes back to the front of the line. */
+static void retract(fst_engine *e, int i)
 {
-    fst_request *r = e->running[--e->n_running];
+    fst_request *r = e->running[i];
 
+    memmove(e->running + i, e->running + i + 1, (size_t)(--e->n_running - i) * sizeof *e->running);
     if (r->due)
         request_publish(r);
     r->due = false;
@@ -325,6 +326,9 @@ static void retract_last(fst_engine *e)
 
 static void make_room(fst_engine *e)
 {
+    for (int i = e->n_running - 1; i >= 0; i--)
+        if (debug_retracts(e, e->running[i]))
+            retract(e, i);
     e->n_sitting = 0;
     for (int i = 0; i < e->n_running; i++) {
         fst_request *r = e->running[i];
@@ -346,7 +350,7 @@ static void make_room(fst_engine *e)
                 break;
             }
             FST_ASSERT(!last || i > 0);
-            retract_last(e);
+            retract(e, e->n_running - 1); /* the youngest */
             if (last)
                 break;
         }

@@ -42,6 +42,7 @@ void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t ou
                                            .banned = ban ? r->end_ids : NULL,
                                            .n_banned = ban ? r->n_end_ids : 0,
                                            .n_top = r->o.top_logprobs,
+                                           .later = r->rules.on,
                                            .top = e->tops + (int64_t)index * FST_TOP_LOGPROBS_MAX};
 }
 
@@ -53,34 +54,126 @@ static bool is_stop_id(const fst_request *r, int32_t id)
     return id == r->eos_id;
 }
 
-/* Append the drawn tokens of rows first .. first+n-1 (of e->sample), one at a time, until a stop. */
-static struct engine_outcome append(fst_engine *e, fst_request *r, int first, int n)
-{
-    for (int i = 0; i < n; i++) {
-        const struct sample_row *s = &e->sample[first + i];
-        int64_t at = r->n_known - r->n_prompt;
+/* ------------------------------------------------------------------ what is given out */
 
-        if (s->id < 0)
-            return (struct engine_outcome){FST_FINISH_ERROR, -1, FST_ENUMERIC,
-                                           "the model's output holds a value that is not a number"};
-        r->ids[r->n_known++] = s->id;
-        audit_keep(e, r, at, first + i);
-        if (r->logprobs)
-            r->logprobs[at] = s->logprob;
-        if (r->top)
-            memcpy(r->top + at * r->o.top_logprobs, s->top,
-                   (size_t)r->o.top_logprobs * sizeof *r->top);
-        e->stats.generation_tokens++;
-        e->window_tokens++;
-        r->last_ns = engine_now_ns();
-        if (!r->first_ns)
-            r->first_ns = r->last_ns;
-        if (is_stop_id(r, s->id))
-            return (struct engine_outcome){FST_FINISH_STOP, s->id, FST_OK, ""};
-        if (at + 1 == r->max_new)
-            return (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
+/* Rows of one request on their way to tokens: row i of its block is e->sample[first + i]. */
+struct block {
+    fst_request *r;
+    int first, n_draft;
+    float *logits; /* (n_draft + 1, vocab) as sample_rows left them */
+    int n_emit;
+    int right; /* leading drafts that agree */
+    struct engine_outcome outcome;
+};
+
+static int32_t forced(const fst_request *r)
+{
+    int64_t at = r->n_known - r->n_prompt;
+    return at < r->n_force_ids ? r->force_ids[at] : r->verdict.force;
+}
+
+/* Row i becomes what its request draws behind the tokens that are there by now.  *stands: the draft behind it is
+ * that token. */
+static enum fst_status draw_row(fst_engine *e, struct block *b, int i, bool *stands)
+{
+    fst_request *r = b->r;
+    struct sample_row *s = &e->sample[b->first + i];
+    float *raw = b->logits + (int64_t)i * e->info.vocab_size, *target = raw;
+    int32_t draft = r->ids[r->n_known], force = forced(r);
+
+    *stands = false;
+    if (s->id == -1)
+        return FST_OK;
+    if (r->rules.on && force < 0) {
+        FST_TRY(rules_to(&r->rules, r->ids, r->n_known));
+        FST_TRY(sample_copy(&e->sampler, raw, &target));
+        FST_TRY(rules_adjust(&r->rules, target));
+        FST_TRY(sample_later(&e->sampler, raw, target, s, b->first + i));
     }
-    return (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
+    s->forced = force >= 0;
+    if (s->forced)
+        FST_TRY(sample_take(&e->sampler, raw, force, s, b->first + i));
+    else if (reject_applies(e, r) && i < FST_MIN(b->n_draft, r->n_cap) && s->id >= 0) {
+        /* Behind a cap the target draws by itself. */
+        FST_TRY(sample_take(&e->sampler, raw, reject_row(e, r, target, i), s, b->first + i));
+    }
+    *stands = i < b->n_draft && s->id == draft;
+    debug_accept(e, draft, s, i, b->n_draft, stands);
+    return FST_OK;
+}
+
+/* The watcher's word on the last of r's tokens, or before the first (id -1). */
+static void watch(fst_request *r, int32_t id, bool ends)
+{
+    pthread_mutex_lock(&r->pub_lock);
+    if (r->o.on_token)
+        r->verdict = r->o.on_token(r->o.on_token_ud, r->n_known - r->n_prompt, id, ends);
+    pthread_mutex_unlock(&r->pub_lock);
+}
+
+/* Row i's token is the request's next one. */
+static struct engine_outcome append(fst_engine *e, const struct block *b, int i)
+{
+    fst_request *r = b->r;
+    const struct sample_row *s = &e->sample[b->first + i];
+    struct engine_outcome o = {FST_FINISH_NONE, -1, FST_OK, ""};
+    int64_t at = r->n_known - r->n_prompt;
+
+    if (s->id < 0)
+        return (struct engine_outcome){FST_FINISH_ERROR, -1, FST_ENUMERIC,
+                                       s->id == SAMPLE_NONE
+                                           ? "no token is legal here"
+                                           : "the model's output holds a value that is not a "
+                                             "number"};
+    r->ids[r->n_known++] = s->id;
+    audit_keep(e, r, at, b->first + i);
+    if (r->logprobs)
+        r->logprobs[at] = s->logprob;
+    if (r->top)
+        memcpy(r->top + at * r->o.top_logprobs, s->top, (size_t)r->o.top_logprobs * sizeof *r->top);
+    e->stats.generation_tokens++;
+    e->window_tokens++;
+    r->last_ns = engine_now_ns();
+    if (!r->first_ns)
+        r->first_ns = r->last_ns;
+    if (is_stop_id(r, s->id))
+        o = (struct engine_outcome){FST_FINISH_STOP, s->id, FST_OK, ""};
+    else if (at + 1 == r->max_new)
+        o = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
+    if (!r->o.on_token)
+        return o;
+    watch(r, s->id, o.finish != FST_FINISH_NONE);
+    if (r->verdict.stop) {
+        r->n_reply = r->verdict.keep;
+        if (o.finish == FST_FINISH_NONE)
+            o.finish = FST_FINISH_WATCH;
+    }
+    return o;
+}
+
+/* Token by token: nothing behind a stop is given out, or committed. */
+static enum fst_status give_out(fst_engine *e, struct block *b)
+{
+    fst_request *r = b->r;
+    bool stands = true;
+
+    if (r->n_known == r->n_prompt && r->o.on_token)
+        watch(r, -1, false);
+    for (int i = 0; stands && i <= FST_MIN(b->n_draft, r->n_cap); i++) {
+        FST_TRY(draw_row(e, b, i, &stands));
+        b->outcome = append(e, b, i);
+        b->n_emit++;
+        b->right += stands;
+        if (b->outcome.finish != FST_FINISH_NONE)
+            break;
+    }
+    /* What would have stood behind a cap, for the statistics: only where rows were drawn at once. */
+    for (int i = b->n_emit; stands && !r->rules.on && !reject_applies(e, r) && i < b->n_draft;
+         i++) {
+        stands = e->sample[b->first + i].id == r->ids[r->n_known + i - b->n_emit];
+        b->right += stands;
+    }
+    return FST_OK;
 }
 
 enum fst_status verify_step(fst_engine *e, const struct step *step, const struct rows *rows,
@@ -109,6 +202,11 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
         fst_request *r = e->span_request[s];
         int first = e->span_logit[s], n_commit = span->n_rows, n_emit = 0;
 
+        struct block block = {.r = r,
+                              .first = first,
+                              .n_draft = span->n_rows - 1,
+                              .logits = logits + (int64_t)first * vocab};
+
         outcome[s] = (struct engine_outcome){FST_FINISH_NONE, -1, FST_OK, ""};
         r->n_written = FST_MAX(r->n_written, r->n_committed + span->n_rows);
         if (span->kind == STEP_PREFILL) {
@@ -133,32 +231,26 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
                 FST_TRY(
                     recorder_look(e, logits + (int64_t)at * vocab, 0, 1, r->n_known - r->n_prompt));
                 FST_TRY(sample_rows(&e->sampler, logits + (int64_t)at * vocab, e->sample, 1));
-                first = 0;
-                n_emit = 1;
+                block.first = first = 0;
+                block.n_draft = 0;
+                block.logits = logits + (int64_t)at * vocab;
+                FST_TRY(give_out(e, &block));
+                n_emit = block.n_emit;
             }
         } else {
-            int32_t draws[KERN_GAMMA_MAX + 1];
-            int k;
-            for (int i = 0; i < span->n_rows; i++)
-                draws[i] = e->sample[first + i].id;
-            if (reject_applies(e, r)) /* behind a cap the target draws by itself */
-                k = reject_accept(e, r, logits + (int64_t)first * vocab, e->sample + first,
-                                  FST_MIN(span->n_rows - 1, r->n_cap));
-            else
-                k = spec_accept(r->ids + r->n_known, draws, span->n_rows - 1);
-            k = debug_accept(e, r, e->sample + first, span->n_rows - 1, k);
+            FST_TRY(give_out(e, &block));
             if (span->kind == STEP_VERIFY)
-                k = draft_verified(e, r, span->n_rows - 1, k);
+                draft_verified(e, r, block.n_draft, block.right);
             else
                 draft_skipped(e, r);
-            n_emit = n_commit = k + 1;
+            n_emit = n_commit = block.n_emit;
             if (span->kind == STEP_VERIFY)
                 e->stats.verify_rows += (uint64_t)span->n_rows;
             else
                 e->stats.decode_rows++;
         }
         if (n_emit > 0)
-            outcome[s] = append(e, r, first, n_emit);
+            outcome[s] = block.outcome;
         recorder_note(e, s, span, first, span->kind == STEP_PREFILL ? n_emit : span->n_rows,
                       n_commit, n_emit, outcome[s].finish);
         r->n_committed += n_commit;
