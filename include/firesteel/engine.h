@@ -275,6 +275,15 @@ struct fst_logit_bias {
     float bias; /* [-100, 100] */
 };
 
+enum fst_finish {
+    FST_FINISH_NONE,   /* still going */
+    FST_FINISH_STOP,   /* eos or a stop id (matched_id); it is the last of ids */
+    FST_FINISH_LENGTH, /* max_new_tokens or the end of the context */
+    FST_FINISH_ABORT,  /* cancelled, shut down */
+    FST_FINISH_ERROR,  /* status and error say why (deadline, NaN, ...) */
+    FST_FINISH_WATCH   /* on_token said stop */
+};
+
 /* What follows a token that was given out. */
 struct fst_verdict {
     int32_t force; /* the next id, whatever would be drawn; -1: what is drawn */
@@ -303,6 +312,8 @@ struct fst_request_opts {
     size_t
         n_preamble; /* so many ids at the beginning are likely to be others' too (system text, tools): a
                           snapshot is kept there; 0: none */
+    fst_request *after; /* of the same prompt and salt, and living: this one waits in line until that prompt
+                             is computed, so that it is computed once; NULL */
     bool report_prefix; /* fill the view's prefix: a walk over everything that is kept */
     double timeout_s;   /* 0: none; counted from submit */
     /* Called from the engine's thread whenever the view changed (new tokens, progress, end).  It
@@ -310,11 +321,11 @@ struct fst_request_opts {
     void (*on_change)(void *ud);
     void *on_change_ud;
     /* Called from the engine's thread for each token that is given out, in order, also inside of a block of
-     * drafts: n tokens are there, `id` is the last of them; `ends`: the engine ends behind it (then only
-     * `stop` and `keep` are looked at).  Before the first draw it is called with n 0 and id -1.  Nothing behind
+     * drafts: n tokens are there, `id` is the last of them; `ends`: how the engine ends behind it by itself
+     * (STOP, LENGTH: then only `stop` and `keep` are looked at; else NONE).  Before the first draw it is called with n 0 and id -1.  Nothing behind
      * a stop is kept for other requests.  It must not block nor call the engine; its answers must follow from the
      * ids alone.  NULL: nobody asks. */
-    struct fst_verdict (*on_token)(void *ud, int64_t n, int32_t id, bool ends);
+    struct fst_verdict (*on_token)(void *ud, int64_t n, int32_t id, enum fst_finish ends);
     void *on_token_ud;
     /* With debug_hooks: ids given out at output positions 0 .., whatever is drawn; copied. */
     const int32_t *force_ids;
@@ -339,15 +350,6 @@ void fst_request_cancel(fst_request *r);
 
 /* Cancel if still running and give the handle back (the engine frees it when it is done with it). */
 void fst_request_free(fst_request *r);
-
-enum fst_finish {
-    FST_FINISH_NONE,   /* still going */
-    FST_FINISH_STOP,   /* eos or a stop id (matched_id); it is the last of ids */
-    FST_FINISH_LENGTH, /* max_new_tokens or the end of the context */
-    FST_FINISH_ABORT,  /* cancelled, shut down */
-    FST_FINISH_ERROR,  /* status and error say why (deadline, NaN, ...) */
-    FST_FINISH_WATCH   /* on_token said stop */
-};
 
 struct fst_top_logprob {
     int32_t id;

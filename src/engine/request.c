@@ -190,6 +190,8 @@ static void request_destroy(fst_request *r)
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->pub_lock);
     mem_free(r->block);
+    if (r->after)
+        request_unref(r->after);
     door_unref(r->door);
     mem_free(r);
 }
@@ -222,6 +224,9 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
     for (size_t i = 0; i < o->n_stop_ids; i++)
         r->end_ids[r->n_end_ids++] = o->stop_ids[i];
     r->o.stop_ids = NULL;
+    if ((r->after = o->after))
+        atomic_fetch_add(&r->after->refs, 1);
+    r->o.after = NULL;
     r->scores_prompt = o->prompt_logprobs_from >= 0 || o->on_prompt_logits != NULL;
     r->pub.matched_id = -1;
     r->submit_ns = engine_now_ns();
@@ -332,6 +337,7 @@ void request_publish(fst_request *r)
 void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
                     enum fst_status status, const char *error)
 {
+    r->ended = true;
     pthread_mutex_lock(&r->pub_lock);
     r->pub.finish = finish;
     r->pub.matched_id = matched_id;

@@ -103,7 +103,7 @@ static enum fst_status draw_row(fst_engine *e, struct block *b, int i, bool *sta
 }
 
 /* The watcher's word on the last of r's tokens, or before the first (id -1). */
-static void watch(fst_request *r, int32_t id, bool ends)
+static void watch(fst_request *r, int32_t id, enum fst_finish ends)
 {
     pthread_mutex_lock(&r->pub_lock);
     if (r->o.on_token)
@@ -142,7 +142,7 @@ static struct engine_outcome append(fst_engine *e, const struct block *b, int i)
         o = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
     if (!r->o.on_token)
         return o;
-    watch(r, s->id, o.finish != FST_FINISH_NONE);
+    watch(r, s->id, o.finish);
     if (r->verdict.stop) {
         r->n_reply = r->verdict.keep;
         if (o.finish == FST_FINISH_NONE)
@@ -158,7 +158,7 @@ static enum fst_status give_out(fst_engine *e, struct block *b)
     bool stands = true;
 
     if (r->n_known == r->n_prompt && r->o.on_token)
-        watch(r, -1, false);
+        watch(r, -1, FST_FINISH_NONE);
     for (int i = 0; stands && i <= FST_MIN(b->n_draft, r->n_cap); i++) {
         FST_TRY(draw_row(e, b, i, &stands));
         b->outcome = append(e, b, i);

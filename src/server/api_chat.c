@@ -4,19 +4,6 @@
 
 /* ------------------------------------------------------------------ request */
 
-static bool nested_refused(json_val *body, const char *outer, const char *inner,
-                           struct api_error *e)
-{
-    json_val *v = json_get(json_get(body, outer), inner);
-    char param[96], q[96];
-    if (json_is_null(v))
-        return true;
-    snprintf(param, sizeof param, "%s.%s", outer, inner);
-    return api_fail(e, 400, "unsupported_parameter", param,
-                    "%s is not supported: got %s, only null is allowed", param,
-                    api_quote_value(q, v));
-}
-
 static bool check_response_format(json_val *body, struct api_error *e)
 {
     json_val *f = json_get(body, "response_format");
@@ -149,10 +136,9 @@ static bool prepare(struct gen *g)
     gen_params_default(g->params);
     bool whole = true;
     if (!gen_set_model(g, body) || !fields_check(body, ON_CHAT, "", &g->err) ||
-        !nested_refused(body, "thinking", "budget_tokens", &g->err) ||
-        !nested_refused(body, "reasoning", "max_tokens", &g->err) ||
         !check_response_format(body, &g->err) || !gen_params_read(g->params, &r, g->s, true) ||
         !read_logprobs(g, &r) || !gen_read_stream(g, &r) || !gen_read_cache(g, &r) ||
+        !gen_read_budget(g, &r) || !gen_read_guard(g, &r) ||
         !field_bool(&r, "stream_reasoning", &whole) || !render(g, body) || !read_max_tokens(g, &r))
         return false;
     g->whole_reasoning = !whole;
@@ -239,6 +225,7 @@ static void send_delta(struct gen_choice *c, const char *delta, size_t len, cons
     if (finish) {
         buf_printf(&b, ",\"finish_reason\":\"%s\",\"matched_stop\":", finish);
         gen_put_matched(c, &b);
+        gen_put_finish_details(c, &b);
     } else {
         buf_puts(&b, ",\"finish_reason\":null");
     }
@@ -406,6 +393,7 @@ static void finish(struct gen *g)
         put_logprobs(c, &b, 0, (size_t)c->n_tokens);
         buf_printf(&b, ",\"finish_reason\":\"%s\",\"matched_stop\":", c->finish_reason);
         gen_put_matched(c, &b);
+        gen_put_finish_details(c, &b);
         buf_putc(&b, '}');
     }
     gen_answer(g, &b);

@@ -37,6 +37,7 @@ static void free_choice(struct gen *g, struct gen_choice *c)
         g->s->handles_given++;
     }
     chat_stream_free(c->st);
+    chat_watch_free(c->watch); /* the request, which feeds it, is gone */
     buf_release(&c->content);
     buf_release(&c->reasoning);
     buf_release(&c->pending);
@@ -66,7 +67,10 @@ static void gen_free(struct gen *g)
     }
     mem_free(g->prompts);
     mem_free(g->echo_text);
+    for (size_t i = 0; i < g->n_params; i++)
+        gen_params_release(&g->params[i]);
     mem_free(g->params);
+    tokenizer_ids_release(&g->force);
     if (g->has_chat) {
         chat_prompt_release(&g->prompt);
         chat_request_release(&g->chat);
@@ -292,6 +296,39 @@ static void wake(void *ud)
     loop_wake(ud);
 }
 
+/* From the engine's thread. */
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
+{
+    struct chat_watch_verdict v =
+        chat_watch_feed(ud, id,
+                        ends == FST_FINISH_STOP     ? CHAT_WATCH_STOP_ID
+                        : ends == FST_FINISH_LENGTH ? CHAT_WATCH_LENGTH
+                                                    : CHAT_WATCH_GOES_ON);
+
+    (void)n;
+    return (struct fst_verdict){.force = v.force, .stop = v.stop, .keep = (int64_t)v.keep};
+}
+
+/* Tokens that may be thoughts, so that an answer has room; -1: any number. */
+static int64_t budget_of(const struct gen_choice *c)
+{
+    const struct gen *g = c->g;
+    const struct gen_params *p = gen_params_of(c);
+    int64_t room = g->s->info.context_length - (int64_t)g->prompts[c->prompt].n;
+    int64_t max = p->max_new < 0 ? room : FST_MIN(p->max_new, room);
+    int64_t most = FST_MAX(max - FST_MAX(64, max / 4), 0);
+
+    if (p->budget == GEN_BUDGET_NONE || g->kind != CHAT_STREAM_CHAT)
+        return -1;
+    return p->budget == GEN_BUDGET_AUTO ? most : FST_MIN(p->budget, most);
+}
+
+/* Nothing but ids and the engine's own ends: nobody has to look. */
+static bool needs_watch(const struct gen *g, const struct gen_params *p)
+{
+    return p->n_stops > 0 || p->loop_guard || g->kind == CHAT_STREAM_CHAT;
+}
+
 /* Ids before the first user turn: the system text and the tools, which conversations share. */
 static size_t preamble(const struct gen *g, const struct tokenizer_ids *ids)
 {
@@ -318,7 +355,11 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     so.n_stops = p->n_stops;
     so.no_stop_trim = p->no_stop_trim;
     so.skip_special = p->skip_special;
-    if (chat_stream_new(&c->st, &so) < 0)
+    struct chat_watch_opts wo = {.stream = so,
+                                 .budget = budget_of(c),
+                                 .loops = p->loop_guard && !p->ignore_eos};
+    if (chat_stream_new(&c->st, &so) < 0 ||
+        (needs_watch(g, p) && chat_watch_new(&c->watch, &wo) < 0))
         return gen_oom(g);
     struct fst_request_opts ro;
     struct hash128 key = hash128(g->key, strlen(g->key), s->salt);
@@ -329,6 +370,7 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.cache_salt[2] = g->salt.lo;
     ro.cache_salt[3] = g->salt.hi;
     ro.report_prefix = g->report_cache;
+    ro.after = c->k > 0 ? c[-c->k].req : NULL;
     ro.ids = ids->id;
     ro.n_ids = ids->n;
     ro.n_preamble = preamble(g, ids);
@@ -341,7 +383,14 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.ignore_eos = p->ignore_eos;
     ro.stop_ids = p->stop_id;
     ro.n_stop_ids = p->n_stop_ids;
-    ro.logprobs = p->logprobs;
+    ro.logit_bias = p->bias;
+    ro.n_logit_bias = p->n_bias;
+    ro.force_ids = g->force.id;
+    ro.n_force_ids = g->force.n;
+    ro.debug_retract_at = g->retract_at;
+    ro.on_token = c->watch ? on_token : NULL;
+    ro.on_token_ud = c->watch;
+    ro.logprobs = p->logprobs || p->rank;
     ro.top_logprobs = p->top_logprobs;
     if (c->k == 0) { /* gen_prompt_view */
         ro.prompt_logprobs_from = p->prompt_logprobs_from;
@@ -538,6 +587,10 @@ static void end_choice(struct gen_choice *c)
     c->n_tokens = r->n_tokens;
     c->n_reasoning = r->reasoning_tokens;
     c->finish_reason = chat_finish_name(r->finish);
+    if (c->view.finish == FST_FINISH_WATCH && !by_text) { /* nobody asked for calls that go round */
+        c->loop = chat_watch_loop(c->watch);
+        c->finish_reason = chat_finish_name(CHAT_FINISH_STOP);
+    }
     c->matched_stop = r->stop_index;
     if (!by_text && c->view.finish == FST_FINISH_STOP)
         c->matched_id = c->view.matched_id;
@@ -940,6 +993,13 @@ void gen_end_stream(struct gen *g, const char *object)
             return;
     }
     gen_send_done(g);
+}
+
+void gen_put_finish_details(const struct gen_choice *c, struct buf *b)
+{
+    if (c->loop != CHAT_LOOP_NONE)
+        buf_printf(b, ",\"finish_details\":{\"type\":\"loop_guard\",\"repeats\":\"%s\"}",
+                   c->loop == CHAT_LOOP_CALLS ? "tool_call" : "text");
 }
 
 void gen_put_matched(const struct gen_choice *c, struct buf *b)

@@ -9,7 +9,7 @@
 #ifndef FST_SERVER_GEN_H
 #define FST_SERVER_GEN_H
 
-#include "chat/stream.h"
+#include "chat/watch.h"
 #include "server/app.h"
 
 enum { GEN_STOPS_MAX = 64, GEN_STOP_BYTES_MAX = 1024, GEN_CHOICES_MAX = 4096 };
@@ -33,8 +33,15 @@ struct gen_params {
     int top_logprobs;
     int64_t prompt_logprobs_from; /* -1: none */
     int prompt_top_logprobs;
+    struct fst_logit_bias *bias; /* owned; NULL */
+    size_t n_bias;
+    int64_t budget;   /* of thoughts, in tokens; GEN_BUDGET_* */
+    bool loop_guard;  /* ends what goes round in circles */
+    bool rank;        /* choices are ranked: their log-probabilities are wanted (best_of) */
 };
+enum { GEN_BUDGET_NONE = -1, GEN_BUDGET_AUTO = -2 };
 void gen_params_default(struct gen_params *p);
+void gen_params_release(struct gen_params *p);
 /* The fields that all endpoints share, under their names there.  openai: temperature ends at 2.
  * Any thread. */
 bool gen_params_read(struct gen_params *p, const struct field_reader *r, const struct server *s,
@@ -54,6 +61,7 @@ struct gen_choice {
     uint64_t seed;                /* in force; the same for all choices of a prompt */
     fst_request *req;             /* owned */
     struct chat_stream *st;       /* owned */
+    struct chat_watch *watch;     /* owned; NULL: nothing is to be watched.  The engine's thread feeds it */
     struct fst_request_view view; /* last seen; arrays live as long as req */
     size_t fed;
     size_t progress_seen;
@@ -69,6 +77,7 @@ struct gen_choice {
     const char *finish_reason; /* "stop", "length", "tool_calls", "abort" */
     int64_t matched_id;        /* -1 */
     int matched_stop;          /* index of the stop string; -1 */
+    enum chat_watch_loop loop; /* that ended it */
     uint64_t n_tokens, n_reasoning;
 
     /* For the dialect's streams: text waiting for the end of this batch of tokens. */
@@ -123,6 +132,9 @@ struct gen {
     struct chat_prompt prompt;
     enum chat_stream_kind kind;
 
+    struct tokenizer_ids force; /* owned: debug.force_ids */
+    int64_t retract_at;         /* debug.retract_at */
+    int n_best;                 /* of each prompt's choices so many are answered with; 0: all */
     bool stream, include_usage, continuous_usage, progress, timings, report_cache;
     bool echo, list, return_ids, text_in_logprobs, whole_reasoning;
     struct buf *echo_text; /* owned; (n_prompts) with echo */
@@ -172,7 +184,14 @@ void gen_end_stream(struct gen *g, const char *object);
 void gen_put_usage(const struct gen *g, struct buf *b);
 void gen_put_choice_usage(const struct gen_choice *c, struct buf *b);
 void gen_put_timings(const struct gen *g, struct buf *b);
-/* cache_salt, and what of `firesteel` is asked for; all dialects. */
+/* Of dialects whose replies begin with thoughts: the budget of these, in any of its spellings (the server's where
+ * none is given), and loop_guard (on by default).  A budget leaves room for an answer: max_tokens less
+ * max(64, max_tokens / 4) at most, which is also what `auto` means. */
+bool gen_read_budget(struct gen *g, const struct field_reader *r);
+bool gen_read_guard(struct gen *g, const struct field_reader *r);
+/* ,"finish_details":{..} of a reply that a loop ended; nothing otherwise. */
+void gen_put_finish_details(const struct gen_choice *c, struct buf *b);
+/* cache_salt, debug, and what of `firesteel` is asked for; all dialects. */
 bool gen_read_cache(struct gen *g, const struct field_reader *r);
 /* ,"firesteel":{..} with what was asked for; nothing otherwise. */
 void gen_put_firesteel(const struct gen_choice *c, struct buf *b);

@@ -24,6 +24,7 @@ void server_opts_default(struct server_opts *o)
         .host = "127.0.0.1",
         .port = 30000,
         .max_n = 128,
+        .thinking_budget = -1,
         .stream_interval = 1,
         .sse_keepalive_s = 10,
         .shutdown_grace_s = 30,

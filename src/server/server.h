@@ -32,6 +32,7 @@ struct server_opts {
     size_t call_memory_bytes;    /* 256 MiB */
     const char *call_memory_dir; /* NULL: not kept on disk */
     int max_n;                   /* 128 choices per prompt */
+    int64_t thinking_budget;     /* tokens of thoughts; -1: no limit; -2: by max_tokens (gen.h) */
     int stream_interval;         /* 1 token per event */
     double sse_keepalive_s;      /* 10; 0 off */
     double shutdown_grace_s;     /* 30 */

@@ -121,7 +121,7 @@ static bool is(int option, const char *name)
 }
 
 /* As a budget, a stop and a guard would: an id is forced, and the end follows from the ids. */
-static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, bool ends)
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
 {
     struct fst_verdict v = {.force = n == 3 ? 80 : -1, .stop = n > 5 && id % 3 == 0, .keep = n};
 

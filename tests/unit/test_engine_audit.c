@@ -24,7 +24,7 @@ static fst_engine *open_audited(struct fst_engine_opts o)
     return engine_of_test(o, model_dir, 4096, 4);
 }
 
-static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, bool ends)
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
 {
     (void)ud;
     (void)id;

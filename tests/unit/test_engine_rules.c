@@ -151,13 +151,13 @@ struct watched {
 };
 
 /* Forces one id behind the 9th token, and ends behind the 20th: its last two do not belong to it. */
-static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, bool ends)
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
 {
     struct watched *w = ud;
     struct fst_verdict v = {.force = n == 9 ? w->force : -1, .stop = n == 20, .keep = n - 2};
 
     assert_int_equal(id < 0, n == 0);
-    assert_false(ends && n < 20);
+    assert_int_equal(ends, FST_FINISH_NONE);
     assert_int_equal(n, w->n_seen);
     w->n_seen++;
     return v;
