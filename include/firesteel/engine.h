@@ -312,7 +312,8 @@ struct fst_request_opts {
     size_t
         n_preamble; /* so many ids at the beginning are likely to be others' too (system text, tools): a
                           snapshot is kept there; 0: none */
-    fst_request *after; /* of the same prompt and salt, and living: this one waits in line until that prompt
+    fst_request
+        *after; /* of the same prompt and salt, and living: this one waits in line until that prompt
                              is computed, so that it is computed once; NULL */
     bool report_prefix; /* fill the view's prefix: a walk over everything that is kept */
     double timeout_s;   /* 0: none; counted from submit */
@@ -327,7 +328,8 @@ struct fst_request_opts {
      * ids alone.  NULL: nobody asks. */
     struct fst_verdict (*on_token)(void *ud, int64_t n, int32_t id, enum fst_finish ends);
     void *on_token_ud;
-    /* With debug_hooks: ids given out at output positions 0 .., whatever is drawn; copied. */
+    /* With debug_hooks: ids given out at output positions 0 .., whatever is drawn, but for what on_token
+     * forces; copied. */
     const int32_t *force_ids;
     size_t n_force_ids;
     int64_t

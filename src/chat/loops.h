@@ -23,10 +23,10 @@ enum {
 
 /* Zero is a valid start. */
 struct loops {
-    uint8_t ring[LOOPS_RING]; /* the last bytes, by number modulo size */
-    uint64_t n;               /* bytes so far */
-    uint64_t hash;            /* of the last LOOPS_CHARS bytes; */
-    uint64_t out;             /* what the byte before them counts in it */
+    uint8_t ring[LOOPS_RING];     /* the last bytes, by number modulo size */
+    uint64_t n;                   /* bytes so far */
+    uint64_t hash;                /* of the last LOOPS_CHARS bytes; */
+    uint64_t out;                 /* what the byte before them counts in it */
     uint64_t place[LOOPS_PLACES]; /* by hash: n behind such a window, of every 8th one; 0: none */
     uint64_t period;              /* bytes; 0: nothing repeats */
     uint64_t period_chars, chars; /* in a period; in all that has it */

@@ -72,8 +72,7 @@ static struct chat_watch_verdict close_thoughts(struct chat_watch *w)
 
 static bool spent(const struct chat_watch *w)
 {
-    return w->budget >= 0 &&
-           chat_stream_result(w->stream)->reasoning_tokens >= (uint64_t)w->budget;
+    return w->budget >= 0 && chat_stream_result(w->stream)->reasoning_tokens >= (uint64_t)w->budget;
 }
 
 /* The text, or the calls, have gone round. */
@@ -84,7 +83,7 @@ static bool look_for_loops(struct chat_watch *w, int32_t id)
 
     if (!w->looks)
         return false;
-    w->loop = w->round ? CHAT_LOOP_CALLS
+    w->loop = w->round                            ? CHAT_LOOP_CALLS
               : loops_text(&w->loops, bytes, len) ? CHAT_LOOP_TEXT
                                                   : CHAT_LOOP_NONE;
     return w->loop != CHAT_LOOP_NONE;

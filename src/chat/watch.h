@@ -13,9 +13,10 @@
 #include "chat/stream.h"
 
 struct chat_watch_opts {
-    struct chat_stream_opts stream; /* as the reader's; events and call ids of its parser are not used */
-    int64_t budget;                 /* ids sampled in reasoning; -1: no limit */
-    bool loops;                     /* look for them */
+    struct chat_stream_opts
+        stream;     /* as the reader's; events and call ids of its parser are not used */
+    int64_t budget; /* ids sampled in reasoning; -1: no limit */
+    bool loops;     /* look for them */
 };
 
 /* How sampling ends behind an id. */

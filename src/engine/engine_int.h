@@ -53,7 +53,7 @@ struct fst_request {
     struct door *door;
     atomic_int refs; /* user, engine */
     atomic_bool cancel;
-    fst_request *next; /* queue link */
+    fst_request *next;  /* queue link */
     fst_request *after; /* a reference, until it need not be waited for any more; NULL */
     bool ended;         /* engine's thread */
 

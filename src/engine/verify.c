@@ -69,7 +69,7 @@ struct block {
 static int32_t forced(const fst_request *r)
 {
     int64_t at = r->n_known - r->n_prompt;
-    return at < r->n_force_ids ? r->force_ids[at] : r->verdict.force;
+    return r->verdict.force < 0 && at < r->n_force_ids ? r->force_ids[at] : r->verdict.force;
 }
 
 /* Row i becomes what its request draws behind the tokens that are there by now.  *stands: the draft behind it is

@@ -87,10 +87,11 @@ static bool prepare(struct gen *g)
         return false;
     if (best_of > p->n) {
         if (g->stream)
-            return api_fail(&g->err, 400, "invalid_value", "best_of",
-                            "best_of must be n, %d, in a stream, which cannot take back what it has "
-                            "sent, got %lld",
-                            p->n, (long long)best_of);
+            return api_fail(
+                &g->err, 400, "invalid_value", "best_of",
+                "best_of must be n, %d, in a stream, which cannot take back what it has "
+                "sent, got %lld",
+                p->n, (long long)best_of);
         g->n_best = p->n;
         p->n = (int)best_of;
         p->rank = true;

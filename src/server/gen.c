@@ -299,11 +299,10 @@ static void wake(void *ud)
 /* From the engine's thread. */
 static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
 {
-    struct chat_watch_verdict v =
-        chat_watch_feed(ud, id,
-                        ends == FST_FINISH_STOP     ? CHAT_WATCH_STOP_ID
-                        : ends == FST_FINISH_LENGTH ? CHAT_WATCH_LENGTH
-                                                    : CHAT_WATCH_GOES_ON);
+    struct chat_watch_verdict v = chat_watch_feed(ud, id,
+                                                  ends == FST_FINISH_STOP     ? CHAT_WATCH_STOP_ID
+                                                  : ends == FST_FINISH_LENGTH ? CHAT_WATCH_LENGTH
+                                                                              : CHAT_WATCH_GOES_ON);
 
     (void)n;
     return (struct fst_verdict){.force = v.force, .stop = v.stop, .keep = (int64_t)v.keep};
@@ -355,9 +354,8 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     so.n_stops = p->n_stops;
     so.no_stop_trim = p->no_stop_trim;
     so.skip_special = p->skip_special;
-    struct chat_watch_opts wo = {.stream = so,
-                                 .budget = budget_of(c),
-                                 .loops = p->loop_guard && !p->ignore_eos};
+    struct chat_watch_opts wo = {
+        .stream = so, .budget = budget_of(c), .loops = p->loop_guard && !p->ignore_eos};
     if (chat_stream_new(&c->st, &so) < 0 ||
         (needs_watch(g, p) && chat_watch_new(&c->watch, &wo) < 0))
         return gen_oom(g);

@@ -35,9 +35,9 @@ struct gen_params {
     int prompt_top_logprobs;
     struct fst_logit_bias *bias; /* owned; NULL */
     size_t n_bias;
-    int64_t budget;   /* of thoughts, in tokens; GEN_BUDGET_* */
-    bool loop_guard;  /* ends what goes round in circles */
-    bool rank;        /* choices are ranked: their log-probabilities are wanted (best_of) */
+    int64_t budget;  /* of thoughts, in tokens; GEN_BUDGET_* */
+    bool loop_guard; /* ends what goes round in circles */
+    bool rank;       /* choices are ranked: their log-probabilities are wanted (best_of) */
 };
 enum { GEN_BUDGET_NONE = -1, GEN_BUDGET_AUTO = -2 };
 void gen_params_default(struct gen_params *p);
@@ -55,13 +55,14 @@ struct gen_call {
 
 struct gen_choice {
     struct gen *g;
-    int index;                    /* in the answer */
-    int prompt;                   /* index of its prompt */
-    int k;                        /* of the prompt's n choices */
-    uint64_t seed;                /* in force; the same for all choices of a prompt */
-    fst_request *req;             /* owned */
-    struct chat_stream *st;       /* owned */
-    struct chat_watch *watch;     /* owned; NULL: nothing is to be watched.  The engine's thread feeds it */
+    int index;              /* in the answer */
+    int prompt;             /* index of its prompt */
+    int k;                  /* of the prompt's n choices */
+    uint64_t seed;          /* in force; the same for all choices of a prompt */
+    fst_request *req;       /* owned */
+    struct chat_stream *st; /* owned */
+    struct chat_watch
+        *watch; /* owned; NULL: nothing is to be watched.  The engine's thread feeds it */
     struct fst_request_view view; /* last seen; arrays live as long as req */
     size_t fed;
     size_t progress_seen;

@@ -297,6 +297,10 @@ void metrics_write(const struct server *s, struct buf *out)
     value(&p, "num_requests_total", "is_streaming=\"false\"", (double)m->requests_plain);
     counter(&p, "num_aborted_requests_total", "Requests that were aborted or whose client left.",
             (double)m->aborted);
+    counter(
+        &p, "num_retracted_requests_total",
+        "Times that a request lost its place to others; it goes on later, with the same result.",
+        (double)st.retracted);
     counter(&p, "engine_steps_total", "Forward passes.", (double)st.steps);
     counter(&p, "engine_graph_launches_total", "Recorded steps, drafts and injections on a card.",
             (double)st.graph_launches);

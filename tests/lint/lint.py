@@ -63,7 +63,7 @@ INTERFACE = {
     "kernels": "kernels mat rows philox self_test",
     "weights": "weights config rope",
     "tokenizer": "tokenizer",
-    "chat": "chat memory parse stream",
+    "chat": "chat memory parse stream watch",
     "grammar": "grammar",
     "kv": "kv step sizing snapshot tree tiers store host disk",
     "model": "model cost plan",

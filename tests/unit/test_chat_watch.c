@@ -102,14 +102,15 @@ static void test_no_loops(void **state)
     (void)state;
     /* A table, a list of numbers, a file with the same boilerplate a hundred times over: no loops. */
     for (int i = 0; i < 400; i++)
-        n += snprintf(s + n, sizeof s - (size_t)n, "| row %d | the same words in each row of it |\n",
-                      i);
-    for (int i = 0; i < 100; i++)
         n += snprintf(s + n, sizeof s - (size_t)n,
-                      "static void test_case_%d(void **state)\n{\n    (void)state;\n    open_the_thing();"
-                      "\n    use_it(3, 4);\n    assert_true(it_worked());\n    close_the_thing();\n"
-                      "    assert_int_equal(n_open(), 0);\n    assert_int_equal(n_left(), 0);\n}\n\n",
-                      i);
+                      "| row %d | the same words in each row of it |\n", i);
+    for (int i = 0; i < 100; i++)
+        n += snprintf(
+            s + n, sizeof s - (size_t)n,
+            "static void test_case_%d(void **state)\n{\n    (void)state;\n    open_the_thing();"
+            "\n    use_it(3, 4);\n    assert_true(it_worked());\n    close_the_thing();\n"
+            "    assert_int_equal(n_open(), 0);\n    assert_int_equal(n_left(), 0);\n}\n\n",
+            i);
     memset(s + n, '-', 799);
     n += 799;
     assert_false(loops_text(&l, s, (size_t)n));
@@ -217,8 +218,8 @@ static void test_budget(void **state)
 }
 
 #define CALL(arg)                                                                                  \
-    PROTOCOL_INVOKE_OPEN "f" PROTOCOL_INVOKE_GO PROTOCOL_PARAM_OPEN "x" PROTOCOL_PARAM_JSON arg     \
-        PROTOCOL_PARAM_CLOSE PROTOCOL_INVOKE_END "\n"
+    PROTOCOL_INVOKE_OPEN "f" PROTOCOL_INVOKE_GO PROTOCOL_PARAM_OPEN                                \
+                         "x" PROTOCOL_PARAM_JSON arg PROTOCOL_PARAM_CLOSE PROTOCOL_INVOKE_END "\n"
 
 static void test_guard(void **state)
 {
@@ -250,14 +251,16 @@ static void test_guard(void **state)
     o.loops = true;
     o.stream.parser.start = CHAT_START_CONTENT;
     o.stream.parser.tools_on = true;
-    ids = ids_of("Look." "\n\n" PROTOCOL_CALLS_OPEN CALL("1") CALL("2") CALL("1") CALL("1") CALL("3")
+    ids = ids_of("Look."
+                 "\n\n" PROTOCOL_CALLS_OPEN CALL("1") CALL("2") CALL("1") CALL("1") CALL("3")
                      CALL("1") CALL("4") PROTOCOL_CALLS_CLOSE);
     w = watch(&o, &ids, false);
     assert_true(w.stopped);
     assert_int_equal(w.loop, CHAT_LOOP_CALLS);
     assert_true(w.n < (int)ids.n);
     tokenizer_ids_release(&ids);
-    ids = ids_of("Look." "\n\n" PROTOCOL_CALLS_OPEN CALL("1") CALL("2") CALL("1") CALL("1") CALL("3")
+    ids = ids_of("Look."
+                 "\n\n" PROTOCOL_CALLS_OPEN CALL("1") CALL("2") CALL("1") CALL("1") CALL("3")
                      CALL("4") PROTOCOL_CALLS_CLOSE);
     w = watch(&o, &ids, false);
     assert_false(w.stopped);
@@ -274,12 +277,12 @@ static void ignore(void *ud, const struct chat_event *e)
 /* A reader's stream that is fed the ids that were given out ends at the same one. */
 static void test_same_end(void **state)
 {
-    static const char *const texts[] = {"a b\n\n\nc</think>d e\n\nf",
-                                        "</think>one\n\n\n\n",
+    static const char *const texts[] = {"a b\n\n\nc</think>d e\n\nf", "</think>one\n\n\n\n",
                                         "x</think>a\n\n" PROTOCOL_CALLS_OPEN CALL("1")
                                             PROTOCOL_CALLS_CLOSE "and more",
                                         "b\na</think>b\na stop here, stop"};
-    static const struct chat_str stops[] = {{"\n", 1}, {"\n\n", 2}, {"b", 1}, {"stop", 4}, {"e\n", 2}};
+    static const struct chat_str stops[] = {
+        {"\n", 1}, {"\n\n", 2}, {"b", 1}, {"stop", 4}, {"e\n", 2}};
 
     (void)state;
     for (size_t t = 0; t < FST_COUNT(texts); t++)
@@ -294,13 +297,15 @@ static void test_same_end(void **state)
                 o.stream.stops = &stops[k % FST_COUNT(stops)];
                 o.stream.n_stops = k < FST_COUNT(stops);
                 if (kind & 2)
-                    assert_int_equal(tokenizer_ids_push(&ids, tokenizer_specials(tok)->eos), FST_OK);
+                    assert_int_equal(tokenizer_ids_push(&ids, tokenizer_specials(tok)->eos),
+                                     FST_OK);
                 struct watched w = watch(&o, &ids, kind & 2);
                 o.stream.parser.event = ignore;
                 assert_int_equal(chat_stream_new(&s, &o.stream), FST_OK);
                 for (int i = 0; i < w.n; i++)
                     assert_int_equal(
-                        chat_stream_feed(s, w.ids[i], (kind & 2) && (size_t)i + 1 == ids.n), FST_OK);
+                        chat_stream_feed(s, w.ids[i], (kind & 2) && (size_t)i + 1 == ids.n),
+                        FST_OK);
                 if (!w.stopped || (size_t)w.n == ids.n)
                     assert_int_equal(chat_stream_finish(s, CHAT_END_STOP), FST_OK);
                 const struct chat_stream_result *r = chat_stream_result(s);
@@ -317,11 +322,11 @@ static void test_same_end(void **state)
 /* Thoughts and content take no memory: the thread that samples must not wait for any. */
 static void test_no_allocation(void **state)
 {
-    struct chat_watch_opts o = {.stream = {.kind = CHAT_STREAM_CHAT, .tokenizer = tok},
-                                .budget = -1,
-                                .loops = true};
+    struct chat_watch_opts o = {
+        .stream = {.kind = CHAT_STREAM_CHAT, .tokenizer = tok}, .budget = -1, .loops = true};
     struct chat_str stop = {"never to be seen", 16};
-    struct tokenizer_ids ids = ids_of("some text < and\n\nlines </thi and `code`, never to b 毕 \n");
+    struct tokenizer_ids ids =
+        ids_of("some text < and\n\nlines </thi and `code`, never to b 毕 \n");
     struct chat_watch *w;
 
     (void)state;
@@ -333,8 +338,8 @@ static void test_no_allocation(void **state)
     uint64_t before = mem_count();
     struct test_rng r = {.s = 9};
     for (int i = 0; i < 20000; i++) {
-        int32_t id = i == 9000 ? tokenizer_specials(tok)->end_think
-                               : ids.id[test_below(&r, (int)ids.n)];
+        int32_t id =
+            i == 9000 ? tokenizer_specials(tok)->end_think : ids.id[test_below(&r, (int)ids.n)];
         struct chat_watch_verdict v = chat_watch_feed(w, id, CHAT_WATCH_GOES_ON);
         assert_false(v.stop);
     }
@@ -358,9 +363,11 @@ static int unload(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loops_by_definition), cmocka_unit_test(test_no_loops),
-        cmocka_unit_test(test_budget), cmocka_unit_test(test_guard),
-        cmocka_unit_test(test_same_end), cmocka_unit_test(test_no_allocation)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loops_by_definition),
+                                       cmocka_unit_test(test_no_loops),
+                                       cmocka_unit_test(test_budget),
+                                       cmocka_unit_test(test_guard),
+                                       cmocka_unit_test(test_same_end),
+                                       cmocka_unit_test(test_no_allocation)};
     return cmocka_run_group_tests(tests, load, unload);
 }

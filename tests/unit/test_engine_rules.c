@@ -317,6 +317,39 @@ static void test_watcher(void **state)
     }
 }
 
+/* Who goes on from another one's prompt waits for it, whatever becomes of that one. */
+static void test_after(void **state)
+{
+    static int32_t ids[300];
+    struct fst_request_view v;
+    fst_request *first, *second;
+
+    (void)state;
+    for (int cancelled = 0; cancelled < 2; cancelled++)
+        for (int round = 0; round < 20; round++) {
+            struct fst_request_opts o;
+            options(&o, 1);
+            for (int i = 0; i < 300; i++)
+                ids[i] = 100 + (i * 7 + round * 13 + cancelled) % 1000;
+            o.ids = ids;
+            o.n_ids = 300;
+            o.max_new_tokens = 3;
+            assert_int_equal(fst_request_submit(engine, &o, &first), FST_OK);
+            o.after = first;
+            o.sampling.choice = 1;
+            assert_int_equal(fst_request_submit(engine, &o, &second), FST_OK);
+            if (cancelled)
+                fst_request_free(first);
+            engine_finished(second, &v);
+            assert_int_equal(v.n, 3);
+            if (!cancelled) {
+                assert_int_equal(v.n_cached, 299);
+                fst_request_free(first);
+            }
+            fst_request_free(second);
+        }
+}
+
 static void refused(const struct fst_request_opts *o, const char *part)
 {
     fst_request *r;
@@ -387,7 +420,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_arithmetic), cmocka_unit_test(test_retraction),
-        cmocka_unit_test(test_effect), cmocka_unit_test(test_watcher),
-        cmocka_unit_test(test_refused)};
+        cmocka_unit_test(test_effect),     cmocka_unit_test(test_watcher),
+        cmocka_unit_test(test_after),      cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, open_engine, close_engine);
 }
