@@ -409,6 +409,12 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     return true;
 }
 
+static bool counts_tokens(const struct gen_params *p)
+{
+    const struct fst_sampling *s = &p->sampling;
+    return s->presence_penalty != 0 || s->frequency_penalty != 0 || s->repetition_penalty != 1;
+}
+
 /* How many choices there are; 0 after an error: too many, or prompts too long for so many. */
 static int count_choices(struct gen *g)
 {
@@ -418,6 +424,9 @@ static int count_choices(struct gen *g)
         int64_t n = (int64_t)g->prompts[i].n;
         total += p->n;
         bytes += n * (int64_t)sizeof(int32_t) * p->n;
+        bytes += (int64_t)(p->n_bias * sizeof *p->bias) * p->n;
+        if (counts_tokens(p)) /* a place and a count for each of the vocabulary, at most */
+            bytes += (int64_t)g->s->info.vocab_size * 12 * p->n;
         if (p->prompt_logprobs_from >= 0)
             bytes += n * (int64_t)(sizeof(float) +
                                    (size_t)p->prompt_top_logprobs * sizeof(struct fst_top_logprob));
@@ -427,11 +436,11 @@ static int count_choices(struct gen *g)
         return 0;
     }
     if (bytes > GEN_COPIES_MAX) {
-        api_fail(
-            &g->err, 400, "invalid_value", "n",
-            "n: prompts and their log-probabilities for %lld choices take %lld MiB, at most %d "
-            "MiB are allowed in one request",
-            (long long)total, (long long)(bytes >> 20), GEN_COPIES_MAX >> 20);
+        api_fail(&g->err, 400, "invalid_value", "n",
+                 "n: prompts, their log-probabilities, biases and counts for %lld choices take "
+                 "%lld MiB, "
+                 "at most %d MiB are allowed in one request",
+                 (long long)total, (long long)(bytes >> 20), GEN_COPIES_MAX >> 20);
         return 0;
     }
     return (int)total;

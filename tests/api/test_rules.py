@@ -215,7 +215,7 @@ class Rules(unittest.TestCase):
                  {"thinking_budget": 5, "seed": 9}, {"n": 3, "seed": 4},
                  {"tools": TOOLS, "debug": {"force_ids": self.ids("hm</think>See." + CALL)}},
                  {"logit_bias": {"16": 5}, "min_tokens": 20}]
-        every = 1 if os.environ.get("FST_TEST_LONG") else 6
+        every = {"long": 1, "san": 16}.get(os.environ.get("FST_TEST_SIZE"), 6)
         before = self.s.get("/metrics").text
         for kw in kinds:
             kw = dict(kw, max_tokens=48)

@@ -24,7 +24,7 @@ static const char *const options[] = {"greedy",       "ignore_eos", "min_tokens"
                                       "seed",         "top_p",      "top_k",           "min_p",
                                       "top_logprobs", "choice",     "prompt_logprobs", "one_token",
                                       "no_drafting",  "penalties",  "logit_bias",      "force_ids",
-                                      "watched",      "retracted"};
+                                      "watched",      "retracted",  "everything"};
 
 static const struct way {
     const char *name, *mode;
@@ -135,14 +135,22 @@ static void add_rules(struct fst_request_opts *o, int option)
 {
     static const struct fst_logit_bias bias[] = {{1, -100}, {80, 6}, {81, 6}, {300, -3}};
     static const int32_t forced[] = {90, 91, 92, 93};
+    bool all = is(option, "everything");
 
-    if (is(option, "penalties") || is(option, "retracted")) {
+    if (all) {
+        o->sampling.top_p = 0.9f;
+        o->min_new_tokens = 5;
+        o->stop_ids = stop_ids;
+        o->n_stop_ids = 2;
+        o->top_logprobs = N_TOP;
+    }
+    if (all || is(option, "penalties") || is(option, "retracted")) {
         o->sampling.temperature = 0.8f;
         o->sampling.presence_penalty = 1;
         o->sampling.frequency_penalty = 0.5f;
         o->sampling.repetition_penalty = 1.3f;
     }
-    if (is(option, "logit_bias") || is(option, "watched")) {
+    if (all || is(option, "logit_bias") || is(option, "watched")) {
         o->logit_bias = bias;
         o->n_logit_bias = FST_COUNT(bias);
     }
@@ -150,9 +158,9 @@ static void add_rules(struct fst_request_opts *o, int option)
         o->force_ids = forced;
         o->n_force_ids = FST_COUNT(forced);
     }
-    if (is(option, "watched") || is(option, "retracted"))
+    if (all || is(option, "watched") || is(option, "retracted"))
         o->on_token = on_token;
-    if (is(option, "retracted"))
+    if (all || is(option, "retracted"))
         o->debug_retract_at = 4;
 }
 
