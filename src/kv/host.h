@@ -26,7 +26,7 @@ struct host_opts {
     int n_parts;
     int64_t n_frames; /* without a budget: so many */
     /* Of a device whose memory runs may lie in: copies go over it, on the thread that calls put and get, and
-     * are over when these return.  NULL: the host. */
+     * those of put are over when it returns.  NULL: the host. */
     struct stream *stream;
 };
 

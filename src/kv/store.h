@@ -70,7 +70,8 @@ struct store_ops {
      * without one), and clears none.  A hint: bits too many are fine, of what was dropped or belongs to
      * another key of the same bucket; a bit too few hides a snapshot. */
     void (*tails)(struct store *s, const struct store_key *parent, uint64_t bits[4]);
-    /* Many at once, so that a disk may work on all of them.  Never fails as a whole. */
+    /* Many at once, so that a disk may work on all of them.  Never fails as a whole.  What a far store gets is
+     * on its way along its stream: who reads it himself waits for that. */
     void (*put)(struct store *s, struct store_put *p, int n);
     void (*get)(struct store *s, struct store_get *g, int n);
     void (*clear)(struct store *s); /* forgets all objects */

@@ -73,7 +73,8 @@ static bool bring(struct tiers *x, const struct backup *b, const struct store *s
 {
     if (!x->far.kv || b->name[0].kind != STORE_PAGE)
         return true;
-    if (!*gathered && tiers_far_gather(&x->far, b->entry, b->n) < 0)
+    if (!*gathered &&
+        (tiers_far_turn(&x->far) < 0 || tiers_far_gather(&x->far, b->entry, b->n) < 0))
         return false;
     *gathered = true;
     return s->far || tiers_far_near(&x->far, b->n) == FST_OK;
@@ -160,6 +161,8 @@ static bool load_pages(struct tiers *x, struct load *l, int n)
     bool found[TIERS_BATCH], near[TIERS_BATCH] = {0};
     int64_t first = l->first + l->came;
     int32_t n_runs = (int32_t)(x->far.kv ? 1 : x->page_runs);
+    if (x->far.kv && tiers_far_turn(&x->far) < 0)
+        return false;
     for (int i = 0; i < n; i++)
         g[i] = (struct store_get){name_of(l, first + i), NULL, n_runs, false};
     get_from_any(x, l, g, n, near);
@@ -179,6 +182,11 @@ static void do_load(struct tiers *x, struct load *l)
     for (bool ok = l->snapshot_came; ok && atomic_load(&l->stop) != LOAD_STOPPED;) {
         int64_t left = l->end - l->first - l->came;
         ok = left > 0 && load_pages(x, l, (int)FST_MIN(left, TIERS_BATCH));
+    }
+    if (x->far.kv &&
+        stream_sync(x->far.stream) < 0) { /* nothing came from a card that has failed */
+        l->snapshot_came = false;
+        l->came = 0;
     }
 }
 

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "kv/host.h"
 #include "kv/tiers.h"
+#include "kv/tiers_far.h"
 #include "support/kv_contents.h"
 #include "support/far.h"
 #include "support/kv_keeper.h"
@@ -554,6 +555,85 @@ static void test_far(void **state)
         }
 }
 
+/* More pages than are on their way at once (TIERS_FAR_LANES batches of 8): each comes back where it was. */
+static void test_far_many(void **state)
+{
+    enum { MANY = 12 * TIERS_FAR_LANES + 1, PART = 1 << 16, N = MANY * KERN_PAGE };
+    static uint8_t bytes[MANY][PART];
+    static int32_t ids[N + 1];
+    (void)state;
+    for (int i = 0; i <= N; i++)
+        ids[i] = i % 100;
+    for (int near = 0; near < 2; near++) {
+        struct kv_spec spec = contents_spec(2, MANY + 2);
+        struct kv kv;
+        struct tree t;
+        struct tree_opts to;
+        struct tiers_opts xo;
+        struct tiers *x;
+        struct kernels k = {0};
+        struct stream steps, side;
+        struct store *store;
+        struct tree_hold hold = {0};
+        struct tree_hit hit;
+        int64_t parts[3];
+        int slot;
+        spec.device = &far_device;
+        spec.context_length = N + KERN_PAGE;
+        assert_true(far_kernels(&k, sizeof k, true));
+        assert_int_equal(stream_init(&steps, &far_device, NULL, PRECISION_REFERENCE, 0), FST_OK);
+        assert_int_equal(stream_init(&side, &far_device, NULL, PRECISION_REFERENCE, 0), FST_OK);
+        assert_int_equal(kv_init(&kv, &spec), FST_OK);
+        tree_opts_default(&to);
+        to.budget_bytes = 1 << 17;
+        to.chunk_bytes = 256;
+        to.kernels = &k;
+        to.stream = &steps;
+        assert_int_equal(tree_init(&t, &kv, &to), FST_OK);
+        kv_page_bytes(&kv, parts);
+        struct host_opts h = {64 << 20, HOST_PAGE_FIRST_DIRECT, parts, 3, 0, near ? NULL : &side};
+        assert_int_equal(host_open(&store, &h), FST_OK);
+        tiers_opts_default(&xo);
+        xo.stream = &side;
+        assert_int_equal(tiers_open(&x, &t, &store, 1, &xo), FST_OK);
+        assert_int_equal(kv_slot_open(&kv, &slot), FST_OK);
+        assert_int_equal(kv_reserve(&kv, slot, N), FST_OK);
+        for (int i = 0; i < MANY; i++)
+            pattern(&kv, &steps, slot, i, 7 + (uint32_t)i, bytes[i], false);
+        kv_commit(&kv, slot, N);
+        assert_int_equal(tree_take(&t, slot, &alice, ids, N, N, NULL), FST_OK);
+        for (int i = 0; i < MANY; i++)
+            tiers_wait(x);
+        assert_int_equal(store->stats.n_objects, MANY + 1);
+        kv_slot_close(&kv, slot);
+        tree_flush(&t);
+        assert_int_equal(kv_slot_open(&kv, &slot), FST_OK);
+        assert_int_equal(kv_reserve(&kv, slot, N), FST_OK);
+        for (int i = 0; i < MANY; i++) /* somebody else's, in all of them */
+            pattern(&kv, &steps, slot, i, 1000 + (uint32_t)i, bytes[i], false);
+        assert_int_equal(stream_sync(&steps), FST_OK);
+        kv_slot_reset(&kv, slot);
+        tree_match(&t, &alice, ids, N + 1, &hit);
+        assert_int_equal(tiers_load(x, slot, &alice, ids, N + 1, &hit, &hold), FST_OK);
+        tiers_await(x, slot);
+        assert_true(tiers_end(x, slot));
+        tree_match(&t, &alice, ids, N + 1, &hit);
+        assert_int_equal(hit.n_restore, N);
+        assert_int_equal(tree_restore(&t, slot, &hit, N + 1, &hold), FST_OK);
+        assert_int_equal(stream_sync(&steps), FST_OK);
+        for (int i = 0; i < MANY; i++)
+            pattern(&kv, &steps, slot, i, 7 + (uint32_t)i, bytes[i], true);
+        tree_unlock(&t, &hold);
+        kv_slot_close(&kv, slot);
+        tiers_close(x);
+        tree_release(&t);
+        kv_release(&kv);
+        stream_release(&side);
+        stream_release(&steps);
+        assert_int_equal(far_state.n, 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -563,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_restart),       cmocka_unit_test(test_missing),
         cmocka_unit_test(test_no_room),       cmocka_unit_test(test_options),
         cmocka_unit_test(test_end_in_time),   cmocka_unit_test(test_far),
+        cmocka_unit_test(test_far_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
