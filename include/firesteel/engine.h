@@ -253,6 +253,41 @@ struct fst_block_time {
 };
 int fst_engine_block_times(fst_engine *e, struct fst_block_time *out, int n, bool reset);
 
+/* ------------------------------------------------------------------ grammars */
+
+struct grammar; /* what a reply may be, and the tokens it is made of (src/grammar/grammar.h) */
+struct grammar_vocab;
+typedef struct fst_grammar fst_grammar;
+
+/* A grammar for requests of one engine, which learn from each other what may follow where.  Takes
+ * fst_grammar_bytes of memory; counted.  Any thread.  g: a reference is taken; v: borrowed until this and every
+ * request that has it is freed.  FST_EINVAL: the vocabulary cannot write it. */
+enum fst_status fst_grammar_new(fst_grammar **out, struct grammar *g,
+                                const struct grammar_vocab *v);
+fst_grammar *fst_grammar_ref(fst_grammar *g);
+void fst_grammar_free(fst_grammar *g); /* gives the reference back; NULL is fine */
+size_t fst_grammar_bytes(const fst_grammar *g);
+
+enum fst_gate_event {
+    FST_GATE_SHUT,
+    FST_GATE_OPEN,  /* the grammar begins behind this id */
+    FST_GATE_BLOCK, /* the same, and grammar_text is written */
+    FST_GATE_FOUL   /* the grammar cannot be kept any more */
+};
+enum { FST_GATE_BYTES = 128 };
+
+/* Where in a reply its grammar begins.  Called from the engine's thread for each id of the reply up to there, and
+ * with copies of the state to look ahead; what it says must follow from the ids alone. */
+struct fst_gate {
+    enum fst_gate_event (*feed)(const void *rules, void *state, int32_t id);
+    /* Clears the bits of ids that would be foul next; false when there is none.  mask NULL: only that. */
+    bool (*bar)(const void *rules, const void *state, uint32_t *mask);
+    const void *rules; /* borrowed until the request is freed */
+    int32_t
+        open_id; /* opens it at any time, and is forced when the room left asks for it; -1: none */
+    uint64_t state[FST_GATE_BYTES / 8]; /* before the first id */
+};
+
 /* ------------------------------------------------------------------ requests */
 
 enum { FST_TOP_LOGPROBS_MAX = 20, FST_STOP_IDS_MAX = 64 };
@@ -307,7 +342,15 @@ struct fst_request_opts {
     int64_t prompt_logprobs_from; /* >= 0: log-probabilities of prompt tokens from this position
                                      (position 0 has none); -1: none */
     int prompt_top_logprobs;
-    bool no_drafting;       /* this request decodes without drafts */
+    bool no_drafting; /* this request decodes without drafts */
+    /* What may be drawn, from where the gate opens on (NULL: from the first token on).  An answer that its grammar
+     * accepts ends with FST_FINISH_STOP also where max_new_tokens ends it (matched_id -1); eos ends it in
+     * spite of ignore_eos and min_new_tokens once nothing else is legal. */
+    fst_grammar *grammar;        /* referred to; NULL: anything */
+    const struct fst_gate *gate; /* copied */
+    const char
+        *grammar_text; /* of the document: what the prompt (without a gate) or FST_GATE_BLOCK has */
+    size_t n_grammar_text;  /* written; bytes, 0xff is the mark; copied */
     uint64_t cache_salt[4]; /* whose prefixes it uses and leaves; equal salts share */
     size_t
         n_preamble; /* so many ids at the beginning are likely to be others' too (system text, tools): a

@@ -104,8 +104,10 @@ bool gate_bar(const struct gate_rules *rules, const struct gate *g, uint32_t *ma
         struct gate next = *g;
         if (gate_feed(rules, &next, id) != GATE_FOUL)
             continue;
-        mask[id / 32] &= ~(1u << (id % 32));
         any = true;
+        if (!mask)
+            break;
+        mask[id / 32] &= ~(1u << (id % 32));
     }
     return any;
 }

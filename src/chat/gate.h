@@ -39,7 +39,7 @@ enum gate_event {
 };
 /* Not to be called again after another event than GATE_SHUT. */
 enum gate_event gate_feed(const struct gate_rules *rules, struct gate *g, int32_t id);
-/* Clears the bits of ids that would be foul next; false when there is none. */
+/* Clears the bits of ids that would be foul next; false when there is none.  mask NULL: only that. */
 bool gate_bar(const struct gate_rules *rules, const struct gate *g, uint32_t *mask);
 
 #endif

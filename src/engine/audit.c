@@ -65,6 +65,7 @@ static void pop(fst_engine *e)
     a->slot = a->tries = 0;
     a->bytes -= r->block_bytes;
     memmove(a->queue, a->queue + 1, (size_t)(--a->n) * sizeof(a->queue[0]));
+    masks_leave(&r->masks);
     request_unref(r);
     count_waiting(a);
 }

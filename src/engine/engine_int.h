@@ -15,6 +15,7 @@
 #include "engine/debug.h"
 #include "engine/recorder.h"
 #include "engine/reject.h"
+#include "engine/masks.h"
 #include "engine/rules.h"
 #include "engine/draft.h"
 #include "firesteel/engine.h"
@@ -62,6 +63,7 @@ struct fst_request {
     int32_t end_ids[ENGINE_END_IDS]; /* eos and stop ids: banned below min_new_tokens */
     int n_end_ids;
     int32_t eos_id;
+    struct masks masks; /* the grammar */
     struct rules rules;
     int32_t *force_ids; /* (n_force_ids) */
     int64_t n_force_ids;
@@ -294,5 +296,9 @@ void prefix_stats(fst_engine *e);
 void *engine_thread(void *engine);
 /* Row `index` of the next draw is token out_pos of r. */
 void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos);
+/* Draws row `index` by r's rules, which stand in front of it; raw: its logits.  *target: those that it was drawn
+ * from, until the next call. */
+enum fst_status step_draw_by_rules(fst_engine *e, fst_request *r, int index, float *raw,
+                                   float **target);
 
 #endif

@@ -122,7 +122,7 @@ static void put_request(struct out *o, const fst_request *r, bool audited)
         buf_puts(b, ",\"audited\":[");
         for (int64_t i = 0; i < r->n_audit && i < r->n_known - r->n_prompt; i++) {
             buf_printf(b, "%s[%u,\"%016llx\",%d]", i ? "," : "", bits_of(r->audit[i].logprob),
-                       (unsigned long long)r->audit[i].hash, r->audit[i].forced);
+                       (unsigned long long)r->audit[i].hash, r->audit[i].forced || r->masks.of);
             flush(o, PIECE_BYTES);
         }
         buf_putc(b, ']');

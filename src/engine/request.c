@@ -127,8 +127,9 @@ static enum fst_status request_arrays(fst_request *r, int gamma, int vocab)
     size_t n_ids = n_prompt + n_new + (size_t)gamma + 1;
     size_t n_top = (size_t)r->o.top_logprobs, n_ptop = (size_t)r->o.prompt_top_logprobs;
     bool scored = r->o.prompt_logprobs_from >= 0;
+    const struct rules_mask mask = masks_rules(&r->masks);
     size_t rules =
-        rules_wanted(&r->o, NULL) ? rules_bytes(&r->o, NULL, vocab, r->n_prompt, r->max_new) : 0;
+        rules_wanted(&r->o, &mask) ? rules_bytes(&r->o, &mask, vocab, r->n_prompt, r->max_new) : 0;
     size_t bytes = n_ids * sizeof *r->ids + (r->o.logprobs ? n_new * sizeof(float) : 0) +
                    n_new * n_top * sizeof *r->top + (scored ? n_prompt * sizeof(float) : 0) +
                    (scored ? n_prompt * n_ptop * sizeof *r->prompt_top : 0) +
@@ -166,10 +167,13 @@ static enum fst_status request_arrays(fst_request *r, int gamma, int vocab)
         memcpy(r->force_ids, r->o.force_ids, r->o.n_force_ids * sizeof *r->force_ids);
     }
     if (rules) {
-        rules_init(&r->rules, &r->o, NULL, vocab, r->n_prompt, r->max_new, carve(&p, rules, 1));
+        rules_init(&r->rules, &r->o, &mask, vocab, r->n_prompt, r->max_new, carve(&p, rules, 1));
         FST_TRY(rules_to(&r->rules, r->ids, r->n_prompt));
     }
     r->o.logit_bias = NULL;
+    r->o.grammar = NULL;
+    r->o.gate = NULL;
+    r->o.grammar_text = NULL;
     r->o.force_ids = NULL;
     return FST_OK;
 }
@@ -189,6 +193,7 @@ static void request_destroy(fst_request *r)
     pthread_mutex_unlock(&r->door->lock);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->pub_lock);
+    masks_release(&r->masks);
     mem_free(r->block);
     if (r->after)
         request_unref(r->after);
@@ -235,7 +240,8 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
         r->n_audit = FST_MIN(r->max_new, (int64_t)AUDIT_ROWS_MAX);
     r->n_reply = -1;
     r->verdict.force = -1;
-    if ((rc = request_arrays(r, e->gamma, e->info.vocab_size)) < 0) {
+    if ((rc = masks_init(&r->masks, o, e->info.vocab_size)) < 0 ||
+        (rc = request_arrays(r, e->gamma, e->info.vocab_size)) < 0) {
         request_destroy(r);
         return rc;
     }
@@ -345,6 +351,7 @@ void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
     snprintf(r->pub.error, sizeof r->pub.error, "%s", error);
     publish_locked(r);
     notify_unlock(r);
+    masks_leave(&r->masks);
     request_unref(r);
 }
 

@@ -45,9 +45,7 @@ static enum fst_status draw_by_rules(fst_engine *e, const struct rerun_span *x, 
         if (e->sample[first + i].id < 0)
             continue;
         FST_TRY(rules_to(&x->r->rules, x->r->ids, n + i));
-        FST_TRY(sample_copy(&e->sampler, raw, &copy));
-        FST_TRY(rules_adjust(&x->r->rules, copy));
-        FST_TRY(sample_later(&e->sampler, raw, copy, &e->sample[first + i], first + i));
+        FST_TRY(step_draw_by_rules(e, x->r, first + i, raw, &copy));
     }
     return FST_OK;
 }
@@ -66,6 +64,7 @@ enum fst_status rerun_step(fst_engine *e, const struct rerun_span *span, int n, 
         int64_t out_pos = x->pos + x->n_rows - x->n_logits - (x->r->n_prompt - 1);
         FST_TRY(recorder_look(e, logits + (int64_t)first * e->info.vocab_size, first, x->n_logits,
                               out_pos));
+        x->r->rules.now = x->r->rules.on;
         for (int i = 0; i < x->n_logits; i++)
             step_sample_row(e, x->r, first + i, (uint32_t)(out_pos + i));
     }

@@ -111,6 +111,16 @@ enum fst_status rules_to(struct rules *r, const int32_t *ids, int64_t n)
     return FST_OK;
 }
 
+enum fst_status rules_look(struct rules *r, const int32_t *ids, int64_t n, int n_draft)
+{
+    r->now = r->on;
+    if (!r->on || r->n_bias || r->place || !r->mask.idle)
+        return FST_OK;
+    FST_TRY(rules_to(r, ids, n));
+    r->now = !r->mask.idle(r->mask.ud, r->n_all - n, ids + n, n_draft);
+    return FST_OK;
+}
+
 static void mask_out(const struct rules *r, float *logits)
 {
     for (int w = 0; w < (int)n_words(r->vocab); w++) {

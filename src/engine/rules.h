@@ -28,7 +28,9 @@ struct rules_mask {
     /* The next id was given out, from the first one behind the prompt on. */
     enum fst_status (*take)(void *ud, int32_t id);
     void (*reset)(void *ud); /* back behind the prompt */
-    void *ud;                /* borrowed */
+    /* Every id is legal at this position and behind each of the n drafts; NULL: ask `mask`. */
+    bool (*idle)(void *ud, int64_t room, const int32_t *draft, int n);
+    void *ud; /* borrowed */
 };
 
 struct rules_seen {
@@ -39,6 +41,7 @@ struct rules_seen {
 /* Zero: no rules. */
 struct rules {
     bool on;
+    bool now; /* rules_look: something of them matters in this step */
     int vocab;
     int64_t n_prompt, n_all; /* ids of the prompt; with all that may be drawn */
     int64_t at;              /* ids taken in */
@@ -64,6 +67,9 @@ void rules_init(struct rules *r, const struct fst_request_opts *o, const struct 
 /* Stand behind ids[0 .. n): those of the prompt, and what was given out.  Going back begins anew: for who runs
  * ids again (rerun.h). */
 enum fst_status rules_to(struct rules *r, const int32_t *ids, int64_t n);
+/* Before rows are drawn of which the first stands behind ids[0 .. n) and the others behind n_draft drafts that follow:
+ * sets `now`. */
+enum fst_status rules_look(struct rules *r, const int32_t *ids, int64_t n, int n_draft);
 /* The row of logits that the next id is drawn from, in place. */
 enum fst_status rules_adjust(struct rules *r, float *logits);
 

@@ -42,8 +42,23 @@ void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t ou
                                            .banned = ban ? r->end_ids : NULL,
                                            .n_banned = ban ? r->n_end_ids : 0,
                                            .n_top = r->o.top_logprobs,
-                                           .later = r->rules.on,
+                                           .later = r->rules.now,
                                            .top = e->tops + (int64_t)index * FST_TOP_LOGPROBS_MAX};
+}
+
+enum fst_status step_draw_by_rules(fst_engine *e, fst_request *r, int index, float *raw,
+                                   float **target)
+{
+    struct sample_row *s = &e->sample[index];
+
+    for (;;) {
+        FST_TRY(sample_copy(&e->sampler, raw, target));
+        FST_TRY(rules_adjust(&r->rules, *target));
+        FST_TRY(sample_later(&e->sampler, raw, *target, s, index));
+        if (s->id != SAMPLE_NONE || !s->n_banned || !r->masks.of)
+            return FST_OK;
+        s->n_banned = 0; /* the grammar knows no other way than through an end */
+    }
 }
 
 static bool is_stop_id(const fst_request *r, int32_t id)
@@ -84,11 +99,9 @@ static enum fst_status draw_row(fst_engine *e, struct block *b, int i, bool *sta
     *stands = false;
     if (s->id == -1)
         return FST_OK;
-    if (r->rules.on && force < 0) {
+    if (r->rules.now && force < 0) {
         FST_TRY(rules_to(&r->rules, r->ids, r->n_known));
-        FST_TRY(sample_copy(&e->sampler, raw, &target));
-        FST_TRY(rules_adjust(&r->rules, target));
-        FST_TRY(sample_later(&e->sampler, raw, target, s, b->first + i));
+        FST_TRY(step_draw_by_rules(e, r, b->first + i, raw, &target));
     }
     s->forced = force >= 0;
     if (s->forced)
@@ -118,6 +131,7 @@ static struct engine_outcome append(fst_engine *e, const struct block *b, int i)
     const struct sample_row *s = &e->sample[b->first + i];
     struct engine_outcome o = {FST_FINISH_NONE, -1, FST_OK, ""};
     int64_t at = r->n_known - r->n_prompt;
+    enum fst_status rc = FST_OK;
 
     if (s->id < 0)
         return (struct engine_outcome){FST_FINISH_ERROR, -1, FST_ENUMERIC,
@@ -136,10 +150,16 @@ static struct engine_outcome append(fst_engine *e, const struct block *b, int i)
     r->last_ns = engine_now_ns();
     if (!r->first_ns)
         r->first_ns = r->last_ns;
-    if (is_stop_id(r, s->id))
+    if (r->masks.of && (rc = rules_to(&r->rules, r->ids, r->n_known)) == FST_OK)
+        rc = r->masks.rc;
+    if (rc < 0)
+        return (struct engine_outcome){FST_FINISH_ERROR, -1, rc,
+                                       "the grammar cannot be followed any further"};
+    if (is_stop_id(r, s->id) || (s->id == r->end_ids[0] && masks_over(&r->masks)))
         o = (struct engine_outcome){FST_FINISH_STOP, s->id, FST_OK, ""};
     else if (at + 1 == r->max_new)
-        o = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
+        o = (struct engine_outcome){
+            masks_accepting(&r->masks) ? FST_FINISH_STOP : FST_FINISH_LENGTH, -1, FST_OK, ""};
     if (!r->o.on_token)
         return o;
     watch(r, s->id, o.finish);
@@ -168,7 +188,7 @@ static enum fst_status give_out(fst_engine *e, struct block *b)
             break;
     }
     /* What would have stood behind a cap, for the statistics: only where rows were drawn at once. */
-    for (int i = b->n_emit; stands && !r->rules.on && !reject_applies(e, r) && i < b->n_draft;
+    for (int i = b->n_emit; stands && !r->rules.now && !reject_applies(e, r) && i < b->n_draft;
          i++) {
         stands = e->sample[b->first + i].id == r->ids[r->n_known + i - b->n_emit];
         b->right += stands;
@@ -184,8 +204,9 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
     e->n_inject = e->n_hold = 0;
     /* Decode and verify spans come first in a step, so their logits rows are one block. */
     for (int s = 0; s < step->n_spans && step->span[s].kind != STEP_PREFILL; s++) {
-        const fst_request *r = e->span_request[s];
+        fst_request *r = e->span_request[s];
         FST_ASSERT(e->span_logit[s] == n_batch);
+        FST_TRY(rules_look(&r->rules, r->ids, r->n_known, step->span[s].n_rows - 1));
         for (int i = 0; i < step->span[s].n_rows; i++)
             step_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
         debug_logits(e, logits + (int64_t)n_batch * vocab, r->n_known - r->n_prompt,
@@ -227,6 +248,7 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
                 outcome[s] = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
             } else if (ends) {
                 int at = span->logits == STEP_LOGITS_ALL ? first + span->n_rows - 1 : first;
+                FST_TRY(rules_look(&r->rules, r->ids, r->n_known, 0));
                 step_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
                 FST_TRY(
                     recorder_look(e, logits + (int64_t)at * vocab, 0, 1, r->n_known - r->n_prompt));

@@ -88,7 +88,8 @@ static void test_arithmetic(void **state)
     for (int round = 0; round < test_size(400, 4000, 100); round++) {
         struct fst_request_opts o;
         struct toy toy = {0};
-        struct rules_mask mask = {toy_mask, toy_take, toy_reset, &toy};
+        struct rules_mask mask = {
+            .mask = toy_mask, .take = toy_take, .reset = toy_reset, .ud = &toy};
         bool masked = round % 3 == 0;
         struct rules rules;
         float l[VOCAB], want[VOCAB];
