@@ -300,5 +300,8 @@ void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t ou
  * from, until the next call. */
 enum fst_status step_draw_by_rules(fst_engine *e, fst_request *r, int index, float *raw,
                                    float **target);
+/* Behind any draw of row `index`: an eos that may not be yet is drawn again.  So rows in front of a grammar need no
+ * mask of their own, and it is the same draw with one. */
+enum fst_status step_draw_on(fst_engine *e, fst_request *r, int index, float *raw, float **target);
 
 #endif

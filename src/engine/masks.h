@@ -6,7 +6,8 @@
  * nothing.
  *
  * A request's grammar is shut at first where it has a gate: then nothing is masked but what the gate bars, and when
- * the room left is just what the shortest document takes, only the id that opens the gate is legal. */
+ * the room left is just what the shortest document takes, only the id that opens the gate is legal.  Where a
+ * document must come, eos in front of it is drawn again without (step_draw_on). */
 #ifndef FST_ENGINE_MASKS_H
 #define FST_ENGINE_MASKS_H
 
@@ -35,10 +36,10 @@ void masks_leave(struct masks *s);
 /* Behind the last id that was taken: the reply is a document; nothing but eos may follow. */
 bool masks_accepting(const struct masks *s);
 bool masks_over(const struct masks *s);
-/* From the first token that is not free on: eos ends the reply. */
-static inline bool masks_on(const struct masks *s)
+/* A document must come and has not begun: eos may not be drawn. */
+static inline bool masks_must_begin(const struct masks *s)
 {
-    return s->phase == MASKS_ON;
+    return s->phase == MASKS_SHUT && s->gate.open_id >= 0;
 }
 
 #endif

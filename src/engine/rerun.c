@@ -46,6 +46,7 @@ static enum fst_status draw_by_rules(fst_engine *e, const struct rerun_span *x, 
             continue;
         FST_TRY(rules_to(&x->r->rules, x->r->ids, n + i));
         FST_TRY(step_draw_by_rules(e, x->r, first + i, raw, &copy));
+        FST_TRY(step_draw_on(e, x->r, first + i, raw, &copy));
     }
     return FST_OK;
 }

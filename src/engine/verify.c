@@ -61,6 +61,17 @@ enum fst_status step_draw_by_rules(fst_engine *e, fst_request *r, int index, flo
     }
 }
 
+enum fst_status step_draw_on(fst_engine *e, fst_request *r, int index, float *raw, float **target)
+{
+    struct sample_row *s = &e->sample[index];
+
+    if (s->id != r->end_ids[0] || !masks_must_begin(&r->masks))
+        return FST_OK;
+    s->banned = r->end_ids; /* eos is the first */
+    s->n_banned = 1;
+    return step_draw_by_rules(e, r, index, raw, target);
+}
+
 static bool is_stop_id(const fst_request *r, int32_t id)
 {
     for (int i = 1; i < r->n_end_ids; i++) /* 0 is eos, which ignore_eos may have switched off */
@@ -103,6 +114,8 @@ static enum fst_status draw_row(fst_engine *e, struct block *b, int i, bool *sta
         FST_TRY(rules_to(&r->rules, r->ids, r->n_known));
         FST_TRY(step_draw_by_rules(e, r, b->first + i, raw, &target));
     }
+    if (force < 0)
+        FST_TRY(step_draw_on(e, r, b->first + i, raw, &target));
     s->forced = force >= 0;
     if (s->forced)
         FST_TRY(sample_take(&e->sampler, raw, force, s, b->first + i));

@@ -23,19 +23,23 @@ static const struct {
     enum { SCHEMA, REGEX, EBNF, TOOLS } kind;
     const char *text;
 } cases[N_CASES] = {
-    {SCHEMA, "{\"type\":\"object\",\"properties\":{\"answer\":{\"type\":\"string\",\"maxLength\":12},"
-             "\"count\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":999},\"valid\":{\"type\":"
-             "\"boolean\"}},\"required\":[\"answer\",\"count\",\"valid\"],\"additionalProperties\":false}"},
+    {SCHEMA,
+     "{\"type\":\"object\",\"properties\":{\"answer\":{\"type\":\"string\",\"maxLength\":12},"
+     "\"count\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":999},\"valid\":{\"type\":"
+     "\"boolean\"}},\"required\":[\"answer\",\"count\",\"valid\"],\"additionalProperties\":false}"},
     {SCHEMA, "{\"type\":\"object\"}"},
     {SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[\"red\",\"green\",null,7]},\"minItems\":2,"
              "\"maxItems\":6}"},
-    {SCHEMA, "{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":"
-             "\"integer\"},\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/n\"},{\"type\":\"null\"}]}},\"required\":"
+    {SCHEMA, "{\"$ref\":\"#/$defs/"
+             "n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":"
+             "\"integer\"},\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/"
+             "n\"},{\"type\":\"null\"}]}},\"required\":"
              "[\"v\",\"next\"],\"additionalProperties\":false}}}"},
     {SCHEMA, "{\"type\":\"string\",\"format\":\"date-time\"}"},
     {REGEX, "(yes|no|maybe), because [a-z]{2,8}( [a-z]{2,8}){0,3}\\."},
     {EBNF, "root ::= sum\nsum ::= num | \"(\" sum \" + \" sum \")\"\nnum ::= [0-9] [0-9]?"},
-    {TOOLS, "{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\",\"maxLength\":9},\"days\":{"
+    {TOOLS, "{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\",\"maxLength\":9},"
+            "\"days\":{"
             "\"type\":\"integer\",\"minimum\":1,\"maximum\":9}},\"required\":[\"city\",\"days\"]}"},
     {TOOLS, NULL},
 };
@@ -61,11 +65,15 @@ static bool bar(const void *r, const void *state, uint32_t *mask)
 static void make_prompt(enum way way)
 {
     static const char *const body[] = {
-        "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the weather in Paris?\"}],\"think\":false}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the weather in "
+        "Paris?\"}],\"think\":false}",
         "{\"messages\":[{\"role\":\"user\",\"content\":\"What is 17 + 25?\"}]}",
-        "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the weather in Oslo Town?\"}],\"tools\":[{"
-        "\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":\"Get weather\","
-        "\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},\"days\":{"
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the weather in Oslo "
+        "Town?\"}],\"tools\":[{"
+        "\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":\"Get "
+        "weather\","
+        "\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},"
+        "\"days\":{"
         "\"type\":\"integer\"}},\"required\":[\"city\"]}}}]}"};
     struct json_doc *doc;
     struct chat_request req;
@@ -97,8 +105,8 @@ static void make_grammar(int i)
     else if (cases[i].kind == TOOLS)
         rc = grammar_from_tools(&grammars[i], t, 2, &grammar_test_format, &to, NULL);
     else
-        rc = (cases[i].kind == REGEX ? grammar_from_regex : grammar_from_ebnf)(
-            &grammars[i], text, strlen(text), NULL);
+        rc = (cases[i].kind == REGEX ? grammar_from_regex : grammar_from_ebnf)(&grammars[i], text,
+                                                                               strlen(text), NULL);
     if (rc < 0 || fst_grammar_new(&compiled[i], grammars[i], vocab) < 0)
         fail_msg("case %d: %s", i, fst_error_text());
     json_free(doc);
@@ -115,7 +123,7 @@ struct ask {
 
 static void options(const struct ask *a, struct fst_request_opts *o, struct fst_gate *gate)
 {
-    static const struct fst_logit_bias bias[] = {{5, 3}, {9, -50}};
+    static struct fst_logit_bias bias[] = {{5, 3}, {9, -50}, {0, 12}};
     struct gate first;
 
     fst_request_opts_default(o);
@@ -134,6 +142,11 @@ static void options(const struct ask *a, struct fst_request_opts *o, struct fst_
         o->logit_bias = bias;
         o->n_logit_bias = FST_COUNT(bias);
     }
+    if (a->variant % 6 == 1) { /* an end wherever there may be one */
+        bias[2].id = tokenizer_specials(tok)->eos;
+        o->logit_bias = bias + 2;
+        o->n_logit_bias = 1;
+    }
     o->ignore_eos = a->variant % 7 == 3;
     o->min_new_tokens = a->variant % 7 == 4 ? 40 : 0;
     o->grammar = compiled[a->at];
@@ -141,11 +154,11 @@ static void options(const struct ask *a, struct fst_request_opts *o, struct fst_
         return;
     gate_init(&first, &shapes[a->way], a->way == THOUGHTS || a->variant % 2);
     first.tools_on = cases[a->at].kind == TOOLS;
-    *gate = (struct fst_gate){.feed = feed,
-                              .bar = bar,
-                              .rules = rules,
-                              .open_id =
-                                  first.of_content ? tokenizer_specials(tok)->end_think : -1};
+    *gate =
+        (struct fst_gate){.feed = feed,
+                          .bar = bar,
+                          .rules = rules,
+                          .open_id = first.of_content ? tokenizer_specials(tok)->end_think : -1};
     memcpy(gate->state, &first, sizeof first);
     o->gate = gate;
     if (cases[a->at].kind == TOOLS) {
@@ -193,7 +206,8 @@ static void same(const struct answer *got, const struct answer *want, const stru
         return;
     while (i < got->n && i < want->n && got->ids[i] == want->ids[i])
         i++;
-    fail_msg("case %d, way %d, variant %d, %s: %zu tokens, finish %d instead of %zu, %d; the first %zu agree",
+    fail_msg("case %d, way %d, variant %d, %s: %zu tokens, finish %d instead of %zu, %d; the first "
+             "%zu agree",
              k->at, (int)k->way, k->variant, cell, got->n, got->finish, want->n, want->finish, i);
 }
 
@@ -216,8 +230,8 @@ static void check(const struct ask *k, const struct fst_request_opts *o, const s
         const char *s = tokenizer_bytes(tok, a->ids[i], &len);
         if (on) {
             if (matcher_advance(m, a->ids[i]) < 0)
-                fail_msg("case %d, way %d, variant %d: token %zu of %zu, \"%s\", is not legal", k->at,
-                         (int)k->way, k->variant, i, a->n, s);
+                fail_msg("case %d, way %d, variant %d: token %zu of %zu, \"%s\", is not legal",
+                         k->at, (int)k->way, k->variant, i, a->n, s);
             if (a->ids[i] != eos)
                 buf_append(&text, s, len);
             continue;
@@ -380,9 +394,8 @@ static void test_refused(void **state)
 
     (void)state;
     options(&a, &o, NULL);
-    assert_int_equal(grammar_vocab_new(&other, tok, tokenizer_vocab_size(tok) - 64, 1,
-                                       PROTOCOL_MARK),
-                     FST_OK);
+    assert_int_equal(
+        grammar_vocab_new(&other, tok, tokenizer_vocab_size(tok) - 64, 1, PROTOCOL_MARK), FST_OK);
     assert_int_equal(fst_grammar_new(&wrong, grammars[0], other), FST_OK);
     o.grammar = wrong;
     assert_int_equal(fst_request_submit(e, &o, &req), FST_EINVAL);
