@@ -604,6 +604,12 @@ static enum fst_status read_body(struct chat_request *r, json_val *body)
     return FST_OK;
 }
 
+enum fst_status chat_tools_from_json(struct chat_request *r, json_val *v)
+{
+    FST_TRY(read_tools(r, v, "tools", NULL));
+    return r->failed ? fst_error(FST_ENOMEM, "no memory for a chat request") : FST_OK;
+}
+
 enum fst_status chat_request_from_json(struct chat_request *r, json_val *body,
                                        const struct chat_defaults *d)
 {

@@ -176,8 +176,9 @@ void chat_add_tool(struct chat_request *r, const char *name, json_val *descripti
 void chat_add_tool_json(struct chat_request *r, json_val *function);
 /* schema NULL: json_object. */
 void chat_set_response_format(struct chat_request *r, json_val *schema);
-/* The same from the field of an OpenAI-style body, where the request was made in another way. */
+/* Single fields of an OpenAI-style body, where the request was made in another way. */
 enum fst_status chat_response_format_from_json(struct chat_request *r, json_val *v);
+enum fst_status chat_tools_from_json(struct chat_request *r, json_val *v);
 /* tool_choice against the tools: FST_EINVAL when required or named without such a tool. */
 enum fst_status chat_check_tools(struct chat_request *r);
 
