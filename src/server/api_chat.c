@@ -16,15 +16,12 @@ static bool check_response_format(json_val *body, struct api_error *e)
         return api_fail(e, 400, "invalid_type", "response_format",
                         "response_format: expected an object with a string 'type', got %s",
                         api_quote_value(q, f));
-    if (!strcmp(type, "text") || !strcmp(type, "json_object"))
-        return true;
-    if (!strcmp(type, "json_schema") &&
-        json_is_null(json_get(json_get(f, "json_schema"), "schema")))
-        return api_fail(e, 400, "invalid_value", "response_format",
-                        "schema_ is required for json_schema response format request.");
-    return api_fail(e, 400, "unsupported_parameter", "response_format",
-                    "response_format.type '%s' is not supported: text and json_object are allowed",
-                    api_quote(q, type, len));
+    if (!strcmp(type, "structural_tag"))
+        return api_fail(e, 400, "unsupported_parameter", "response_format",
+                        "response_format.type '%s' is not supported: text, json_object and "
+                        "json_schema are allowed",
+                        api_quote(q, type, len));
+    return true; /* chat_response_format_from_json */
 }
 
 static bool read_logprobs(struct gen *g, const struct field_reader *r)
@@ -88,7 +85,7 @@ static bool render(struct gen *g, json_val *body)
     enum fst_status rc;
     if (json_is_null(messages)) { /* ids alone: an assistant's turn of unknown shape */
         chat_request_init(&g->chat, &g->s->chat);
-        rc = FST_OK;
+        rc = chat_response_format_from_json(&g->chat, json_get(body, "response_format"));
     } else {
         rc = chat_request_from_json(&g->chat, body, &g->s->chat);
     }

@@ -67,8 +67,10 @@ static void gen_free(struct gen *g)
     }
     mem_free(g->prompts);
     mem_free(g->echo_text);
-    for (size_t i = 0; i < g->n_params; i++)
+    for (size_t i = 0; i < g->n_params; i++) {
+        grammar_ask_release(g->s->grammars, &g->params[i].ask);
         gen_params_release(&g->params[i]);
+    }
     mem_free(g->params);
     tokenizer_ids_release(&g->force);
     if (g->has_chat) {
@@ -232,8 +234,22 @@ static void prepare(void *ud)
                  json_type_name(json_type_of(json_root(g->doc))));
         return;
     }
-    if (!g->d->prepare(g) && !g->err.status)
+    if ((!g->d->prepare(g) || (g->has_chat && !gen_ask_chat(g))) && !g->err.status)
         api_fail(&g->err, 500, "internal_error", NULL, "%s", fst_error_text());
+}
+
+/* Of a helper thread. */
+static void compile(void *ud)
+{
+    gen_compile(ud);
+}
+
+static void prepare_all(void *ud)
+{
+    struct gen *g = ud;
+    prepare(g);
+    if (!g->err.status && !gen_find_grammars(g))
+        gen_compile(g);
 }
 
 /* ------------------------------------------------------------------ text events */
@@ -346,7 +362,6 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     struct chat_stream_opts so = {.tokenizer = s->tok, .kind = g->kind};
     if (g->kind == CHAT_STREAM_CHAT) {
         chat_stream_opts_init(&so, s->tok, &g->chat, &g->prompt);
-        so.json_only = g->chat.response_format.data && !g->prompt.tools_on;
     }
     so.parser.event = on_event;
     so.parser.ud = c;
@@ -397,7 +412,12 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.timeout_s = s->o.request_timeout_s;
     ro.on_change = wake;
     ro.on_change_ud = s->loop;
+    struct fst_gate gate;
+    struct buf text = {0};
+    if (!gen_put_grammar(c, &ro, &gate, &text))
+        return false;
     enum fst_status rc = fst_request_submit(s->engine, &ro, &c->req);
+    buf_release(&text);
     if (rc < 0) {
         if (rc == FST_EFULL && s->o.queue_full_status == 429) {
             api_fail(&g->err, 429, "queue_full", NULL, "The request queue is full.");
@@ -516,6 +536,7 @@ static void prepared(void *ud)
 {
     struct gen *g = ud;
     g->working = false;
+    gen_count_grammars(g);
     if (!g->x) { /* the client left meanwhile */
         count_abort(g);
         gen_free(g);
@@ -653,7 +674,7 @@ static void update_choice(struct gen_choice *c)
     }
     size_t before = c->fed;
     while (c->fed < v->n && !chat_stream_result(c->st)->stopped) {
-        bool is_stop = v->finish == FST_FINISH_STOP && c->fed + 1 == v->n;
+        bool is_stop = v->finish == FST_FINISH_STOP && v->matched_id >= 0 && c->fed + 1 == v->n;
         if (chat_stream_feed(c->st, v->ids[c->fed], is_stop) < 0)
             gen_oom(g);
         c->fed++;
@@ -799,11 +820,18 @@ void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
     if (!(g->key = mem_strdup(auth_key(s, x))))
         gen_oom(g);
     else if (g->body.len > INLINE_BODY_MAX) {
-        if (loop_work(s->loop, prepare, prepared, g) == FST_OK)
+        if (loop_work(s->loop, prepare_all, prepared, g) == FST_OK)
             return;
         gen_oom(g);
     } else {
         prepare(g);
+        if (!g->err.status && !gen_find_grammars(g)) {
+            s->n_compiling++;
+            g->compiling = true;
+            if (loop_work(s->loop, compile, prepared, g) == FST_OK)
+                return;
+            gen_oom(g);
+        }
     }
     prepared(g);
 }

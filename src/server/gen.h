@@ -11,6 +11,7 @@
 
 #include "chat/watch.h"
 #include "server/app.h"
+#include "server/grammars.h"
 
 enum { GEN_STOPS_MAX = 64, GEN_STOP_BYTES_MAX = 1024, GEN_CHOICES_MAX = 4096 };
 /* Every choice holds its prompt's ids in the engine: so many bytes for one HTTP request. */
@@ -33,6 +34,7 @@ struct gen_params {
     int top_logprobs;
     int64_t prompt_logprobs_from; /* -1: none */
     int prompt_top_logprobs;
+    struct grammar_ask ask; /* owned */
     struct fst_logit_bias *bias; /* owned; NULL */
     size_t n_bias;
     int64_t budget;  /* of thoughts, in tokens; GEN_BUDGET_* */
@@ -110,6 +112,7 @@ struct gen {
     const struct gen_dialect *d;
     struct gen *prev, *next;
     bool working, answered, aborted;
+    bool compiling; /* of what a helper thread works on */
 
     struct buf body;
     struct json_doc *doc; /* until the requests are submitted */
@@ -161,6 +164,18 @@ bool gen_check_prompt(struct gen *g, size_t i, const char *param);
 bool gen_read_ids(struct gen *g, json_val *array, const char *param, struct tokenizer_ids *out);
 bool gen_set_model(struct gen *g, json_val *body);
 bool gen_oom(struct gen *g);
+
+/* ask.c: what the fields of a body ask the reply to be; all dialects. */
+bool gen_read_grammar(struct gen_params *p, const struct field_reader *r);
+/* The same of a chat's tools and response format, after its prompt; joins what a field asked. */
+bool gen_ask_chat(struct gen *g);
+/* Takes what is kept; false: something has to be compiled, by gen_compile on a helper thread. */
+bool gen_find_grammars(struct gen *g);
+void gen_compile(struct gen *g);
+/* What of the request's options follows from it; `text` is owned by the caller and lives until submit. */
+bool gen_put_grammar(const struct gen_choice *c, struct fst_request_opts *ro, struct fst_gate *gate,
+                     struct buf *text);
+void gen_count_grammars(struct gen *g); /* in the metrics */
 
 /* remember.c: keeps what the model wrote when the reply of this choice has calls. */
 void remember_choice(const struct gen_choice *c);

@@ -183,7 +183,7 @@ bool gen_params_read(struct gen_params *p, const struct field_reader *r, const s
            field_bool(r, "skip_special_tokens", &p->skip_special) &&
            field_bool(r, "no_stop_trim", &p->no_stop_trim) && read_stops(p, r) &&
            read_stop_ids(p, r, s->info.vocab_size) && read_penalties(p, r) &&
-           read_bias(p, r, s->info.vocab_size);
+           read_bias(p, r, s->info.vocab_size) && gen_read_grammar(p, r);
 }
 
 bool gen_read_budget(struct gen *g, const struct field_reader *r)

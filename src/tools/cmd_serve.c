@@ -273,7 +273,7 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
     s->access_log = options_flag(o, "access-log");
     s->log_requests_level =
         options_flag(o, "log-requests") ? (int)options_int(o, "log-requests-level", 1) : 0;
-    server_prompt_opts(s, o);
+    FST_TRY(server_prompt_opts(s, o));
     s->chat.thinking = options_word(o, "default-thinking") != 0;
     s->chat.placeholder_parts = options_word(o, "unsupported-content") == 1;
     const char *effort = options_text(o, "default-reasoning-effort");
