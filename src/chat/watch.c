@@ -6,7 +6,7 @@ struct chat_watch {
     const struct tokenizer *tokenizer;
     struct chat_stream *stream;
     int64_t budget;
-    bool looks, failed, closed;
+    bool looks, bound, failed, closed;
     bool round; /* by calls */
     enum chat_watch_loop loop;
     uint64_t n;
@@ -45,6 +45,7 @@ enum fst_status chat_watch_new(struct chat_watch **out, const struct chat_watch_
     w->tokenizer = so.tokenizer;
     w->budget = o->budget;
     w->looks = o->loops;
+    w->bound = o->bound;
     so.parser.event = on_event;
     so.parser.ud = w;
     so.parser.call_id = call_id;
@@ -76,16 +77,15 @@ static bool spent(const struct chat_watch *w)
 }
 
 /* The text, or the calls, have gone round. */
-static bool look_for_loops(struct chat_watch *w, int32_t id)
+static bool look_for_loops(struct chat_watch *w, int32_t id, bool reasoning)
 {
     size_t len;
     const char *bytes = tokenizer_bytes(w->tokenizer, id, &len);
 
     if (!w->looks)
         return false;
-    w->loop = w->round                            ? CHAT_LOOP_CALLS
-              : loops_text(&w->loops, bytes, len) ? CHAT_LOOP_TEXT
-                                                  : CHAT_LOOP_NONE;
+    bool text = (reasoning || !w->bound) && loops_text(&w->loops, bytes, len);
+    w->loop = w->round ? CHAT_LOOP_CALLS : text ? CHAT_LOOP_TEXT : CHAT_LOOP_NONE;
     return w->loop != CHAT_LOOP_NONE;
 }
 
@@ -111,7 +111,7 @@ struct chat_watch_verdict chat_watch_feed(struct chat_watch *w, int32_t id,
     if (ends != CHAT_WATCH_GOES_ON)
         return goes_on;
     bool reasoning = chat_stream_in_reasoning(w->stream);
-    if (id >= 0 && look_for_loops(w, id)) {
+    if (id >= 0 && look_for_loops(w, id, reasoning)) {
         if (!reasoning)
             return (struct chat_watch_verdict){.force = -1, .stop = true, .keep = w->n};
         w->loop = CHAT_LOOP_NONE;

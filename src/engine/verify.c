@@ -175,7 +175,8 @@ static struct engine_outcome append(fst_engine *e, const struct block *b, int i)
             masks_accepting(&r->masks) ? FST_FINISH_STOP : FST_FINISH_LENGTH, -1, FST_OK, ""};
     if (!r->o.on_token)
         return o;
-    watch(r, s->id, o.finish);
+    /* A document that ends with the room: its last id is text. */
+    watch(r, s->id, o.finish == FST_FINISH_STOP && o.matched < 0 ? FST_FINISH_LENGTH : o.finish);
     if (r->verdict.stop) {
         r->n_reply = r->verdict.keep;
         if (o.finish == FST_FINISH_NONE)

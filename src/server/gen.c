@@ -360,17 +360,18 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     const struct tokenizer_ids *ids = &g->prompts[c->prompt];
     struct server *s = g->s;
     struct chat_stream_opts so = {.tokenizer = s->tok, .kind = g->kind};
-    if (g->kind == CHAT_STREAM_CHAT) {
+    if (g->kind == CHAT_STREAM_CHAT)
         chat_stream_opts_init(&so, s->tok, &g->chat, &g->prompt);
-    }
     so.parser.event = on_event;
     so.parser.ud = c;
     so.stops = p->stop;
     so.n_stops = p->n_stops;
     so.no_stop_trim = p->no_stop_trim;
     so.skip_special = p->skip_special;
-    struct chat_watch_opts wo = {
-        .stream = so, .budget = budget_of(c), .loops = p->loop_guard && !p->ignore_eos};
+    struct chat_watch_opts wo = {.stream = so,
+                                 .budget = budget_of(c),
+                                 .loops = p->loop_guard && !p->ignore_eos,
+                                 .bound = grammar_of(&p->ask) && !p->ask.of_block};
     if (chat_stream_new(&c->st, &so) < 0 ||
         (needs_watch(g, p) && chat_watch_new(&c->watch, &wo) < 0))
         return gen_oom(g);

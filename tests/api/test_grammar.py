@@ -219,6 +219,15 @@ class Grammar(unittest.TestCase):
         c = self.one(response_format=format_of(ANSWER), think=False, stop=["count"])
         self.assertEqual((c["finish_reason"], c["matched_stop"]), ("stop", "count"))
 
+    def test_what_repeats(self):
+        """A document may go round; the loop guard is for texts that nobody asked for."""
+        ones = {"type": "array", "items": {"const": 1}, "minItems": 420, "maxItems": 420}
+        body = {"messages": [{"role": "user", "content": "a"}], "think": False, "max_tokens": 1000}
+        c = self.s.post("/v1/chat/completions", dict(body, json_schema=ones)).json()["choices"][0]
+        self.assertEqual((c["finish_reason"], len(json.loads(c["message"]["content"]))), ("stop", 420))
+        c = self.s.post("/v1/chat/completions", dict(body, regex="(ab){450}")).json()["choices"][0]
+        self.assertEqual(c["message"]["content"], 450 * "ab")
+
     def test_penalties_and_bias(self):
         quote = self.s.post("/tokenize", {"content": "}"}).json()["tokens"][0]
         for more in ({"top_k": 1}, {"top_p": 0.3}, {"min_p": 0.5}, {"logprobs": True, "top_logprobs": 2},
