@@ -34,7 +34,7 @@ struct gen_params {
     int top_logprobs;
     int64_t prompt_logprobs_from; /* -1: none */
     int prompt_top_logprobs;
-    struct grammar_ask ask; /* owned */
+    struct grammar_ask ask;      /* owned */
     struct fst_logit_bias *bias; /* owned; NULL */
     size_t n_bias;
     int64_t budget;  /* of thoughts, in tokens; GEN_BUDGET_* */

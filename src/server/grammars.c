@@ -176,13 +176,6 @@ static bool make_room(struct grammars *g, size_t bytes)
 
 /* ------------------------------------------------------------------ compiling */
 
-static enum fst_status parse(struct json_doc **d, const struct grammar_ask *a)
-{
-    if (json_parse(d, a->text.data, a->text.len) < 0)
-        return fst_error(FST_EINVAL, "not JSON: %s", fst_error_text());
-    return FST_OK;
-}
-
 /* Objects that name properties have no others; a schema that then allows nothing is taken as it is. */
 static enum fst_status from_schema(struct grammar **out, json_val *schema, struct grammar_opts *o)
 {
@@ -289,11 +282,11 @@ static enum fst_status compile(struct grammar **out, const struct grammars *g,
     case ASK_EBNF:
         return grammar_from_ebnf(out, a->text.data, a->text.len, &o);
     case ASK_SCHEMA:
-        if ((rc = parse(&d, a)) == FST_OK)
+        if ((rc = json_parse(&d, a->text.data, a->text.len)) == FST_OK)
             rc = from_schema(out, json_root(d), &o);
         break;
     case ASK_CALLS:
-        if ((rc = parse(&d, a)) == FST_OK)
+        if ((rc = json_parse(&d, a->text.data, a->text.len)) == FST_OK)
             rc = from_calls(out, json_root(d), &o);
         break;
     case ASK_NONE:
