@@ -43,7 +43,8 @@ enum fst_status reject_arrays(fst_engine *e)
 
 bool reject_applies(const fst_engine *e, const fst_request *r)
 {
-    return e->rejection && r->sampling.temperature > 0;
+    /* A grammar knows ends that may not be drawn yet (step_draw_on). */
+    return e->rejection && r->sampling.temperature > 0 && !r->masks.of;
 }
 
 int32_t reject_row(fst_engine *e, const fst_request *r, const float *target, int i)

@@ -19,7 +19,7 @@ enum fst_status reject_arrays(struct fst_engine *e);
 /* The token of row i of r's block, whose draft is the id behind those it knows: the draft, or what is drawn
  * instead.  target: (vocab) the row's logits, -inf outside of what may be drawn. */
 int32_t reject_row(struct fst_engine *e, const struct fst_request *r, const float *target, int i);
-/* Whose drafts are accepted so. */
+/* Whose drafts are accepted so: of temperatures above 0, without a grammar. */
 bool reject_applies(const struct fst_engine *e, const struct fst_request *r);
 
 #endif

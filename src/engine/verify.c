@@ -72,6 +72,15 @@ enum fst_status step_draw_on(fst_engine *e, fst_request *r, int index, float *ra
     return step_draw_by_rules(e, r, index, raw, target);
 }
 
+/* Which rows of the step are drawn by rules: n_draft drafts follow what r knows. */
+static enum fst_status look_ahead(fst_engine *e, fst_request *r, int n_draft)
+{
+    FST_TRY(rules_look(&r->rules, r->ids, r->n_known, n_draft));
+    /* A kept set of nothing but eos: step_draw_on needs the whole row. */
+    r->rules.now |= masks_must_begin(&r->masks) && sample_narrows(&e->sampler, &r->sampling);
+    return FST_OK;
+}
+
 static bool is_stop_id(const fst_request *r, int32_t id)
 {
     for (int i = 1; i < r->n_end_ids; i++) /* 0 is eos, which ignore_eos may have switched off */
@@ -220,7 +229,7 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
     for (int s = 0; s < step->n_spans && step->span[s].kind != STEP_PREFILL; s++) {
         fst_request *r = e->span_request[s];
         FST_ASSERT(e->span_logit[s] == n_batch);
-        FST_TRY(rules_look(&r->rules, r->ids, r->n_known, step->span[s].n_rows - 1));
+        FST_TRY(look_ahead(e, r, step->span[s].n_rows - 1));
         for (int i = 0; i < step->span[s].n_rows; i++)
             step_sample_row(e, r, n_batch + i, (uint32_t)(r->n_known - r->n_prompt + i));
         debug_logits(e, logits + (int64_t)n_batch * vocab, r->n_known - r->n_prompt,
@@ -262,7 +271,7 @@ enum fst_status verify_step(fst_engine *e, const struct step *step, const struct
                 outcome[s] = (struct engine_outcome){FST_FINISH_LENGTH, -1, FST_OK, ""};
             } else if (ends) {
                 int at = span->logits == STEP_LOGITS_ALL ? first + span->n_rows - 1 : first;
-                FST_TRY(rules_look(&r->rules, r->ids, r->n_known, 0));
+                FST_TRY(look_ahead(e, r, 0));
                 step_sample_row(e, r, 0, (uint32_t)(r->n_known - r->n_prompt));
                 FST_TRY(
                     recorder_look(e, logits + (int64_t)at * vocab, 0, 1, r->n_known - r->n_prompt));

@@ -239,7 +239,7 @@ static enum fst_status draw_again(struct sampler *s, const struct sample_row *ro
     return FST_OK;
 }
 
-static bool narrows(const struct sampler *s, const struct sample_params *p)
+bool sample_narrows(const struct sampler *s, const struct sample_params *p)
 {
     return p->temperature > 0.0f &&
            (p->top_p < 1.0f || p->min_p > 0.0f || (p->top_k > 0 && p->top_k < s->vocab));
@@ -259,7 +259,7 @@ enum fst_status sample_take(struct sampler *s, const float *logits, int32_t id,
 enum fst_status sample_later(struct sampler *s, const float *logits, float *copy,
                              struct sample_row *row, int i)
 {
-    FST_TRY(draw_again(s, row, copy, i, narrows(s, row->params)));
+    FST_TRY(draw_again(s, row, copy, i, sample_narrows(s, row->params)));
     if (copy[s->id[i]] == -INFINITY) {
         row->id = SAMPLE_NONE;
         return FST_OK;
@@ -280,7 +280,7 @@ enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row 
     FST_TRY(draw(s, &a));
     for (int i = 0; i < n; i++) {
         float *l = NULL;
-        bool narrow = narrows(s, row[i].params);
+        bool narrow = sample_narrows(s, row[i].params);
         bool again = !row[i].later && (narrow || row[i].n_banned > 0);
         row[i].id = s->id[i];
         if (row[i].id < 0)

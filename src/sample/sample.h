@@ -84,6 +84,8 @@ enum fst_status sample_host_row(struct sampler *s, float *logits, float **row);
 /* Draw rows 0..n-1 of logits (n, vocab); logits is scratch afterwards. n <= max_rows. */
 enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n);
 
+/* Does a row with these have a kept set?  sample_rows leaves nothing else in its logits. */
+bool sample_narrows(const struct sampler *s, const struct sample_params *p);
 /* The same row of the same logits for a place i below n, one at a time: a copy until the next call. */
 enum fst_status sample_copy(struct sampler *s, float *logits, float **copy);
 /* Draw from the copy: row->id and its log-probability by the raw logits; i: its place in sample_rows. */
