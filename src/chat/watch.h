@@ -17,7 +17,8 @@ struct chat_watch_opts {
         stream;     /* as the reader's; events and call ids of its parser are not used */
     int64_t budget; /* ids sampled in reasoning; -1: no limit */
     bool loops;     /* look for them */
-    bool bound;     /* content is a grammar's, which may ask for such a text: of it no loops but of calls */
+    bool
+        bound; /* content is a grammar's, which may ask for such a text: of it no loops but of calls */
 };
 
 /* How sampling ends behind an id. */
