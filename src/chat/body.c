@@ -451,7 +451,7 @@ enum fst_status chat_read_thinking(struct chat_request *r, json_val *body)
     return FST_OK;
 }
 
-static enum fst_status read_response_format(struct chat_request *r, json_val *v)
+enum fst_status chat_response_format_from_json(struct chat_request *r, json_val *v)
 {
     json_val *type = json_get(v, "type"), *schema;
     char word[68];
@@ -482,7 +482,8 @@ static enum fst_status read_response_format(struct chat_request *r, json_val *v)
     if (json_type_of(schema) != JSON_OBJECT && json_type_of(schema) != JSON_TRUE)
         return chat_wrong_type(r, "response_format.json_schema.schema", "object", schema);
     chat_set_response_format(r, schema);
-    return FST_OK;
+    return chat_get_bool(r, json_get(v, "json_schema"), "strict", "response_format.json_schema.strict",
+                    &r->response_strict);
 }
 
 static enum fst_status read_body(struct chat_request *r, json_val *body)
@@ -500,7 +501,7 @@ static enum fst_status read_body(struct chat_request *r, json_val *body)
     FST_TRY(read_tools(r, json_get(body, "tools"), "tools", NULL));
     FST_TRY(read_tool_choice(r, json_get(body, "tool_choice")));
     FST_TRY(chat_check_tools(r));
-    FST_TRY(read_response_format(r, json_get(body, "response_format")));
+    FST_TRY(chat_response_format_from_json(r, json_get(body, "response_format")));
     FST_TRY(chat_read_thinking(r, body));
     FST_TRY(read_task(r, json_get(body, "task"), "task", &r->task));
     FST_TRY(
@@ -521,6 +522,12 @@ static enum fst_status read_body(struct chat_request *r, json_val *body)
                            chat_role_name(last->role));
     r->continue_final |= last->is_prefix;
     return FST_OK;
+}
+
+enum fst_status chat_tools_from_json(struct chat_request *r, json_val *v)
+{
+    FST_TRY(read_tools(r, v, "tools", NULL));
+    return r->failed ? fst_error(FST_ENOMEM, "no memory for a chat request") : FST_OK;
 }
 
 enum fst_status chat_request_from_json(struct chat_request *r, json_val *body,

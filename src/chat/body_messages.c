@@ -343,6 +343,35 @@ static enum fst_status read_thinking(struct chat_request *r, json_val *body)
     return FST_OK;
 }
 
+/* output_config.format, and the name it had before.  Of its schema every keyword counts. */
+static enum fst_status read_format(struct chat_request *r, json_val *body)
+{
+    json_val *now = json_get(json_get(body, "output_config"), "format");
+    json_val *v = json_is_null(now) ? json_get(body, "output_format") : now;
+    const char *path = json_is_null(now) ? "output_format" : "output_config.format";
+    json_val *type = json_get(v, "type"), *schema = json_get(v, "schema");
+    char sub[40], word[68];
+
+    if (json_is_null(v))
+        return FST_OK;
+    if (json_type_of(v) != JSON_OBJECT)
+        return chat_wrong_type(r, path, "object", v);
+    snprintf(sub, sizeof sub, "%s.type", path);
+    if (json_type_of(type) != JSON_STRING)
+        return chat_wrong_type(r, sub, "string", type);
+    if (!chat_json_is(type, "json_schema"))
+        return chat_refuse(r, sub, "invalid_value", "expected json_schema, got '%s'",
+                           chat_shown(type, word));
+    snprintf(sub, sizeof sub, "%s.schema", path);
+    if (json_type_of(schema) != JSON_OBJECT)
+        return chat_wrong_type(r, sub, "object", schema);
+    chat_set_response_format(r, schema);
+    r->response_strict = true;
+    r->response_param =
+        json_is_null(now) ? "output_format.schema" : "output_config.format.schema";
+    return FST_OK;
+}
+
 static enum fst_status read_body(struct chat_request *r, json_val *body)
 {
     json_val *messages = json_get(body, "messages"), *system = json_get(body, "system");
@@ -365,6 +394,7 @@ static enum fst_status read_body(struct chat_request *r, json_val *body)
     FST_TRY(read_tool_choice(r, json_get(body, "tool_choice")));
     FST_TRY(chat_check_tools(r));
     FST_TRY(read_thinking(r, body));
+    FST_TRY(read_format(r, body));
     if (r->failed || !r->n_messages)
         return FST_OK; /* the caller says so */
     last = &r->messages[r->n_messages - 1];

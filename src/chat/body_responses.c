@@ -439,6 +439,7 @@ static enum fst_status read_format(struct chat_request *r, json_val *text)
         return chat_wrong_type(r, "text.format", "object", format);
     if (json_type_of(type) != JSON_STRING)
         return chat_wrong_type(r, "text.format.type", "string", type);
+    r->response_param = "text.format";
     if (chat_json_is(type, "json_object")) {
         chat_set_response_format(r, NULL);
         return FST_OK;
@@ -450,8 +451,9 @@ static enum fst_status read_format(struct chat_request *r, json_val *text)
     schema = json_get(format, "schema");
     if (json_type_of(schema) != JSON_OBJECT && json_type_of(schema) != JSON_TRUE)
         return chat_wrong_type(r, "text.format.schema", "object", schema);
+    r->response_param = "text.format.schema";
     chat_set_response_format(r, schema);
-    return FST_OK;
+    return chat_get_bool(r, format, "strict", "text.format.strict", &r->response_strict);
 }
 
 enum fst_status chat_request_from_responses(struct chat_request *r, json_val *body,

@@ -123,6 +123,9 @@ struct chat_request {
     struct chat_str tool_name;       /* for CHAT_TOOLS_NAMED */
     bool parallel_calls;             /* true */
     struct chat_str response_format; /* prompt-style JSON: {"type": "json_object"} or the schema */
+    bool response_is_schema;         /* the latter */
+    bool response_strict;            /* every keyword of it must hold */
+    const char *response_param; /* static: where its schema stood; NULL: response_format.json_schema.schema */
     enum chat_task task;
     bool thinking;
     enum chat_effort effort;
@@ -186,6 +189,9 @@ void chat_add_tool(struct chat_request *r, const char *name, json_val *descripti
 void chat_add_tool_json(struct chat_request *r, json_val *function);
 /* schema NULL: json_object. */
 void chat_set_response_format(struct chat_request *r, json_val *schema);
+/* Single fields of an OpenAI-style body, where the request was made in another way. */
+enum fst_status chat_response_format_from_json(struct chat_request *r, json_val *v);
+enum fst_status chat_tools_from_json(struct chat_request *r, json_val *v);
 /* tool_choice against the tools: FST_EINVAL when required or named without such a tool. */
 enum fst_status chat_check_tools(struct chat_request *r);
 

@@ -140,6 +140,7 @@ void chat_set_response_format(struct chat_request *r, json_val *schema)
 {
     static const char object[] = "{\"type\": \"json_object\"}";
 
+    r->response_is_schema = schema != NULL;
     r->response_format =
         schema ? chat_copy_json(r, schema) : chat_copy(r, object, sizeof object - 1);
 }

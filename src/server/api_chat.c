@@ -16,15 +16,12 @@ static bool check_response_format(json_val *body, struct api_error *e)
         return api_fail(e, 400, "invalid_type", "response_format",
                         "response_format: expected an object with a string 'type', got %s",
                         api_quote_value(q, f));
-    if (!strcmp(type, "text") || !strcmp(type, "json_object"))
-        return true;
-    if (!strcmp(type, "json_schema") &&
-        json_is_null(json_get(json_get(f, "json_schema"), "schema")))
-        return api_fail(e, 400, "invalid_value", "response_format",
-                        "schema_ is required for json_schema response format request.");
-    return api_fail(e, 400, "unsupported_parameter", "response_format",
-                    "response_format.type '%s' is not supported: text and json_object are allowed",
-                    api_quote(q, type, len));
+    if (!strcmp(type, "structural_tag"))
+        return api_fail(e, 400, "unsupported_parameter", "response_format",
+                        "response_format.type '%s' is not supported: text, json_object and "
+                        "json_schema are allowed",
+                        api_quote(q, type, len));
+    return true; /* chat_response_format_from_json */
 }
 
 static bool read_logprobs(struct gen *g, const struct field_reader *r)
@@ -102,8 +99,9 @@ static bool render(struct gen *g, json_val *body)
     }
     g->has_chat = true;
     enum fst_status rc = FST_OK;
+    chat_request_init(&g->chat, &g->s->chat);
     if (json_is_null(messages)) /* ids alone: an assistant's turn of unknown shape */
-        chat_request_init(&g->chat, &g->s->chat);
+        rc = chat_response_format_from_json(&g->chat, json_get(body, "response_format"));
     else
         rc = chat_request_from_json(&g->chat, body, &g->s->chat);
     if (!gen_chat_render(g, body, rc) || !gen_alloc_prompts(g, 1))
@@ -138,10 +136,9 @@ static bool prepare(struct gen *g)
     gen_params_default(g->params);
     bool whole = true;
     if (!gen_set_model(g, body) || !fields_check(body, ON_CHAT, "", &g->err) ||
-        !fields_nested_refused(body, "thinking", "budget_tokens", &g->err) ||
-        !fields_nested_refused(body, "reasoning", "max_tokens", &g->err) ||
         !check_response_format(body, &g->err) || !gen_params_read(g->params, &r, g->s, true) ||
         !read_logprobs(g, &r) || !gen_read_stream(g, &r) || !gen_read_cache(g, &r) ||
+        !gen_read_budget(g, &r) || !gen_read_guard(g, &r) ||
         !field_bool(&r, "stream_reasoning", &whole) || !render(g, body) ||
         !gen_read_max_tokens(g, &r, limits, FST_COUNT(limits)))
         return false;
@@ -229,6 +226,7 @@ static void send_delta(struct gen_choice *c, const char *delta, size_t len, cons
     if (finish) {
         buf_printf(&b, ",\"finish_reason\":\"%s\",\"matched_stop\":", finish);
         gen_put_matched(c, &b);
+        gen_put_finish_details(c, &b);
     } else {
         buf_puts(&b, ",\"finish_reason\":null");
     }
@@ -396,6 +394,7 @@ static void finish(struct gen *g)
         put_logprobs(c, &b, 0, (size_t)c->n_tokens);
         buf_printf(&b, ",\"finish_reason\":\"%s\",\"matched_stop\":", c->finish_reason);
         gen_put_matched(c, &b);
+        gen_put_finish_details(c, &b);
         buf_putc(&b, '}');
     }
     gen_answer(g, &b);

@@ -13,16 +13,6 @@ enum { NO_BLOCK, THINKING_BLOCK, TEXT_BLOCK, CALL_BLOCK };
 
 /* ------------------------------------------------------------------ request */
 
-/* Checked alone: nothing limits thoughts yet. */
-static bool read_budget(const struct field_reader *r)
-{
-    json_val *thinking = json_get(r->object, "thinking");
-    struct field_reader inner = {thinking, "thinking.", r->e};
-    int64_t tokens;
-    return json_type_of(thinking) != JSON_OBJECT ||
-           field_int(&inner, "budget_tokens", 0, INT64_MAX, &tokens);
-}
-
 static bool render(struct gen *g, json_val *body)
 {
     g->has_chat = true;
@@ -45,9 +35,10 @@ static bool prepare(struct gen *g)
         return gen_oom(g);
     g->n_params = 1;
     gen_params_default(g->params);
-    return gen_set_model(g, body) && fields_check_messages(body, &g->err) &&
+    return gen_set_model(g, body) && fields_check(body, ON_MESSAGES, "", &g->err) &&
            gen_params_read(g->params, &r, g->s, true) &&
-           gen_read_stops(g->params, &r, "stop_sequences") && read_budget(&r) &&
+           gen_read_stops(g->params, &r, "stop_sequences") && gen_read_budget(g, &r) &&
+           gen_read_guard(g, &r) &&
            gen_read_stream(g, &r) && gen_read_cache(g, &r) && render(g, body) &&
            gen_read_max_tokens(g, &r, &limit, 1);
 }
@@ -242,6 +233,7 @@ static void on_choice_end(struct gen_choice *c)
     put_stop(c, &b);
     buf_puts(&b, "},");
     put_usage(c, &b, c->n_tokens);
+    gen_put_finish_details(c, &b);
     gen_put_firesteel(c, &b);
     buf_putc(&b, '}');
     send(c->g, "message_delta", &b);
@@ -317,6 +309,7 @@ static void finish(struct gen *g)
     put_stop(c, &b);
     buf_putc(&b, ',');
     put_usage(c, &b, c->n_tokens);
+    gen_put_finish_details(c, &b);
     gen_put_firesteel(c, &b);
     buf_putc(&b, '}');
     gen_reply(g, &b);

@@ -5,19 +5,6 @@
 
 /* ------------------------------------------------------------------ request */
 
-/* Formats that need a grammar. */
-static bool check_format(json_val *body, struct api_error *e)
-{
-    json_val *type = json_get(json_get(json_get(body, "text"), "format"), "type");
-    size_t len;
-    const char *s = json_string(type, &len);
-    if (!s || strcmp(s, "json_schema") != 0)
-        return true;
-    return api_fail(e, 400, "unsupported_parameter", "text.format",
-                    "text.format.type 'json_schema' is not supported: text and json_object are "
-                    "allowed");
-}
-
 static bool read_reasoning(struct response *r, json_val *body, struct api_error *e)
 {
     static const char *const words[] = {"auto", "concise", "detailed"};
@@ -28,10 +15,6 @@ static bool read_reasoning(struct response *r, json_val *body, struct api_error 
     char q[96];
     if (!json_is_null(o) && json_type_of(o) != JSON_OBJECT)
         return field_type_error(&top, "reasoning", "an object");
-    if (!json_is_null(json_get(o, "max_tokens")))
-        return api_fail(e, 400, "unsupported_parameter", "reasoning.max_tokens",
-                        "reasoning.max_tokens is not supported: got %s, only null is allowed",
-                        api_quote_value(q, json_get(o, "max_tokens")));
     if (!field_str(&in, "generate_summary", &summary, &len) ||
         !field_str(&in, "summary", &summary, &len))
         return false;
@@ -171,11 +154,11 @@ static bool prepare(struct gen *g)
     gen_params_default(g->params);
     o->store = g->s->responses != NULL;
     if (!gen_set_model(g, body) || !fields_check(body, ON_RESPONSES, "", &g->err) ||
-        !check_format(body, &g->err) || !read_reasoning(o, body, &g->err) ||
+        !read_reasoning(o, body, &g->err) ||
         !field_bool(&r, "store", &o->store) || !gen_params_read(g->params, &r, g->s, true) ||
         !field_bool(&r, "stream", &g->stream) || !field_bool(&r, "return_progress", &g->progress) ||
         !field_bool(&r, "timings_per_token", &g->timings) || !gen_read_cache(g, &r) ||
-        !read_background(g, &r) || !render(g, body) ||
+        !gen_read_budget(g, &r) || !gen_read_guard(g, &r) || !read_background(g, &r) || !render(g, body) ||
         !gen_read_max_tokens(g, &r, limits, FST_COUNT(limits)))
         return false;
     o->store &= g->s->responses != NULL;

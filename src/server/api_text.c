@@ -1,7 +1,10 @@
-/* api_text.c - /tokenize, /detokenize, /apply-template, /v1/messages/count_tokens: text work without
+/* api_text.c - /tokenize, /detokenize, /apply-template, /v1/messages/count_tokens, /parse_function_call,
+ * /separate_reasoning: text work without
  * the engine.
  * Large bodies go to a helper thread like those of generating requests. */
-#include "chat/chat.h"
+#include <strings.h>
+
+#include "chat/parse.h"
 #include "server/fields.h"
 
 enum { INLINE_BODY_MAX = 64 << 10 };
@@ -294,7 +297,7 @@ static void run_count(struct task *t, json_val *body)
     struct chat_request cr;
     struct chat_prompt cp = {0};
     struct tokenizer_ids ids = {0};
-    if (!fields_check_messages(body, &t->err))
+    if (!fields_check(body, ON_MESSAGES, "", &t->err))
         return;
     if (render(t, body, chat_request_from_messages, &cr, &cp)) {
         if (chat_encode(&cp, t->s->tok, &ids) < 0)
@@ -309,4 +312,154 @@ static void run_count(struct task *t, json_val *body)
 void api_count_tokens(struct server *s, struct exch *x)
 {
     start(s, x, run_count, SHAPE_ANTHROPIC);
+}
+
+/* ------------------------------------------------------------------ the parsers on given text */
+
+/* A parser by the name that its flag would have; absent: the model's. */
+static bool check_parser(struct task *t, json_val *body, const char *name)
+{
+    static const char *const known[] = {"auto", "deepseekv4", "deepseek-v4", "deepseekv41"};
+    struct field_reader r = {body, "", &t->err};
+    const char *s = NULL;
+    size_t len = 0;
+    char q[96];
+    if (!field_str(&r, name, &s, &len))
+        return false;
+    for (size_t i = 0; s && i < FST_COUNT(known); i++)
+        if (strcasecmp(s, known[i]) == 0)
+            return true;
+    return !s || api_fail(&t->err, 400, "invalid_value", name,
+                          "%s: known are auto, deepseekv4 and deepseekv41, got %s", name,
+                          api_quote(q, s, len));
+}
+
+/* What the parser gives of a text. */
+struct parsed {
+    struct buf reasoning, content, calls; /* calls: JSON objects, commas between */
+    struct buf name, args;                /* of the call that is open */
+    int n_calls;
+};
+
+static void on_parsed(void *ud, const struct chat_event *e)
+{
+    struct parsed *p = ud;
+    switch (e->type) {
+    case CHAT_EVENT_REASONING:
+        buf_append(&p->reasoning, e->text, e->len);
+        break;
+    case CHAT_EVENT_CONTENT:
+        buf_append(&p->content, e->text, e->len);
+        break;
+    case CHAT_EVENT_CALL_BEGIN:
+        buf_reset(&p->name);
+        buf_reset(&p->args);
+        buf_puts(&p->name, e->name);
+        break;
+    case CHAT_EVENT_CALL_ARGS:
+        buf_append(&p->args, e->text, e->len);
+        break;
+    case CHAT_EVENT_CALL_END:
+        buf_printf(&p->calls, "%s{\"tool_index\":%d,\"name\":", p->n_calls ? "," : "", p->n_calls);
+        json_put_string_safe(&p->calls, buf_str(&p->name), p->name.len);
+        buf_puts(&p->calls, ",\"parameters\":");
+        json_put_string_safe(&p->calls, buf_str(&p->args), p->args.len);
+        buf_putc(&p->calls, '}');
+        p->n_calls++;
+        break;
+    case CHAT_EVENT_CALL_CANCEL:
+        break;
+    }
+}
+
+static bool parse_text(struct task *t, json_val *body, struct chat_parser_opts *o, struct parsed *p)
+{
+    size_t len;
+    const char *text = json_string(json_get(body, "text"), &len);
+    struct chat_parser *parser;
+    if (!text)
+        return field_type_error(&(struct field_reader){body, "", &t->err}, "text", "a string");
+    o->event = on_parsed;
+    o->ud = p;
+    if (o->start == CHAT_START_REASONING && len >= 7 && memcmp(text, "<think>", 7) == 0) {
+        text += 7; /* as a prompt would have it */
+        len -= 7;
+    }
+    bool ok = chat_parser_new(&parser, o) == FST_OK &&
+              chat_parse_feed(parser, text, len) == FST_OK &&
+              chat_parse_end(parser, CHAT_END_STOP, NULL) == FST_OK;
+    chat_parser_free(parser);
+    ok &= !p->reasoning.failed && !p->content.failed && !p->calls.failed && !p->name.failed &&
+          !p->args.failed;
+    if (!ok)
+        oom(t);
+    return ok;
+}
+
+static void release_parsed(struct parsed *p)
+{
+    buf_release(&p->reasoning);
+    buf_release(&p->content);
+    buf_release(&p->calls);
+    buf_release(&p->name);
+    buf_release(&p->args);
+}
+
+static void run_parse_calls(struct task *t, json_val *body)
+{
+    struct chat_request r;
+    struct parsed p = {0};
+    chat_request_init(&r, &t->s->chat);
+    if (check_parser(t, body, "tool_call_parser")) {
+        enum fst_status rc = chat_tools_from_json(&r, json_get(body, "tools"));
+        struct chat_parser_opts o = {.start = CHAT_START_CONTENT,
+                                     .tools_on = true,
+                                     .tools = r.tools,
+                                     .n_tools = r.n_tools,
+                                     .coerce_args = t->s->chat.coerce_args};
+        if (rc < 0 && rc != FST_ENOMEM)
+            api_fail(&t->err, 400, r.error_code, r.error_param, "%s", fst_error_text());
+        else if (rc < 0)
+            oom(t);
+        else if (parse_text(t, body, &o, &p)) {
+            buf_puts(&t->out, "{\"normal_text\":");
+            json_put_string_safe(&t->out, buf_str(&p.content), p.content.len);
+            buf_printf(&t->out, ",\"calls\":[%s]}", buf_str(&p.calls));
+        }
+    }
+    release_parsed(&p);
+    chat_request_release(&r);
+}
+
+void api_parse_calls(struct server *s, struct exch *x)
+{
+    start(s, x, run_parse_calls, SHAPE_OPENAI);
+}
+
+/* Text without either tag was not thought. */
+static bool has_thoughts(const char *text)
+{
+    return text && (strncmp(text, "<think>", 7) == 0 || strstr(text, "</think>"));
+}
+
+static void run_separate(struct task *t, json_val *body)
+{
+    struct parsed p = {0};
+    size_t len;
+    const char *text = json_string(json_get(body, "text"), &len);
+    struct chat_parser_opts o = {.start = has_thoughts(text) ? CHAT_START_REASONING
+                                                             : CHAT_START_CONTENT};
+    if (check_parser(t, body, "reasoning_parser") && parse_text(t, body, &o, &p)) {
+        buf_puts(&t->out, "{\"reasoning_text\":");
+        json_put_string_safe(&t->out, buf_str(&p.reasoning), p.reasoning.len);
+        buf_puts(&t->out, ",\"text\":");
+        json_put_string_safe(&t->out, buf_str(&p.content), p.content.len);
+        buf_putc(&t->out, '}');
+    }
+    release_parsed(&p);
+}
+
+void api_separate_reasoning(struct server *s, struct exch *x)
+{
+    start(s, x, run_separate, SHAPE_OPENAI);
 }

@@ -18,6 +18,8 @@ enum server_state { SERVER_STARTING, SERVER_READY, SERVER_DRAINING, SERVER_FAILE
 
 struct gen;
 struct response_store;
+struct grammars;
+struct gate_rules;
 
 struct server {
     struct server_opts o;
@@ -27,6 +29,8 @@ struct server {
     struct tokenizer *tok;      /* the same; read by helper threads */
     struct chat_memory *memory; /* set when READY unless it is off; locks itself */
     bool saving, unsaved;       /* a helper thread writes it; there is more to write */
+    struct grammars *grammars;  /* the same; locks itself */
+    struct gate_rules *gates;   /* the same; constant */
     struct fst_engine_info info;
     struct chat_defaults chat;
     char model_name[256];
@@ -39,6 +43,7 @@ struct server {
     struct response_store *responses; /* NULL: none is kept */
     struct keep *keeps;               /* answers that outlive their connections (keep.h) */
     int n_keeps;
+    int n_compiling;                       /* of these, whose grammar is being compiled */
     uint64_t handles_taken, handles_given; /* engine requests submitted, freed */
     struct metrics m;
     struct rng seeds; /* of prompts that bring none */
@@ -58,6 +63,8 @@ struct server {
         fst_engine *engine;
         struct tokenizer *tok;
         struct chat_memory *memory;
+        struct grammars *grammars;
+        struct gate_rules *gates;
         struct fst_engine_info info;
         struct hash128 salt;
         enum chat_profile profile;
@@ -137,6 +144,8 @@ void api_generate(struct server *s, struct exch *x);
 void api_tokenize(struct server *s, struct exch *x);
 void api_detokenize(struct server *s, struct exch *x);
 void api_apply_template(struct server *s, struct exch *x);
+void api_parse_calls(struct server *s, struct exch *x);
+void api_separate_reasoning(struct server *s, struct exch *x);
 void api_page(struct server *s, struct exch *x);
 void api_health(struct server *s, struct exch *x);
 void api_health_generate(struct server *s, struct exch *x);

@@ -7,6 +7,7 @@
 #define CCM  (CC | ON_MESSAGES)
 #define CCMR (CCM | ON_RESPONSES)
 #define ALL  (CCMR | ON_SAMPLING)
+#define CHATS (ON_CHAT | ON_MESSAGES | ON_RESPONSES)
 
 const struct field field_table[] = {
     {"model", CC | ON_RESPONSES, FIELD_WORKS, 0,
@@ -28,7 +29,9 @@ const struct field field_table[] = {
     {"seed", CCMR, FIELD_WORKS, 0, "-2^63 to 2^64-1; same seed, same text"},
     {"sampling_seed", ON_SAMPLING, FIELD_WORKS, 0, "-2^63 to 2^64-1; same seed, same text"},
     {"n", CC | ON_SAMPLING, FIELD_WORKS, 0, "choices per prompt"},
-    {"best_of", ON_COMPLETIONS, FIELD_REFUSED, "1", "only n choices are drawn"},
+    {"best_of", ON_COMPLETIONS, FIELD_WORKS, 0,
+     "n; so many are drawn, the n with the highest log-probability per token are given; not in "
+     "streams"},
     {"stop", ALL, FIELD_WORKS, 0, "up to 64 strings; in chat on content only"},
     {"stop_token_ids", ALL, FIELD_WORKS, 0, "up to 64 ids"},
     {"stop_regex", ALL, FIELD_REFUSED, "\"\"|[]", "not built"},
@@ -43,10 +46,10 @@ const struct field field_table[] = {
     {"top_logprobs_num", ON_GENERATE, FIELD_WORKS, 0, "0 to 20"},
     {"return_text_in_logprobs", ON_GENERATE, FIELD_WORKS, 0, "texts beside the ids"},
     {"token_ids_logprob", ON_GENERATE, FIELD_REFUSED, "[]", "not built"},
-    {"frequency_penalty", ALL, FIELD_REFUSED, "0", "not built"},
-    {"presence_penalty", ALL, FIELD_REFUSED, "0", "not built"},
-    {"repetition_penalty", ALL, FIELD_REFUSED, "1", "not built"},
-    {"logit_bias", ALL, FIELD_REFUSED, "{}", "not built"},
+    {"frequency_penalty", ALL, FIELD_WORKS, 0, "0; -2 to 2, of generated tokens"},
+    {"presence_penalty", ALL, FIELD_WORKS, 0, "0; -2 to 2, of generated tokens"},
+    {"repetition_penalty", ALL, FIELD_WORKS, 0, "1; above 0 to 2, of prompt and generated tokens"},
+    {"logit_bias", ALL, FIELD_WORKS, 0, "ids and what is added to their logits, -100 to 100"},
     {"echo", ON_COMPLETIONS, FIELD_WORKS, 0, "the prompt before the text"},
     {"suffix", ON_COMPLETIONS, FIELD_REFUSED, "\"\"", "not built"},
     {"return_token_ids", ON_COMPLETIONS, FIELD_WORKS, 0, "token_ids beside the text"},
@@ -56,25 +59,26 @@ const struct field field_table[] = {
     {"tool_choice", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0, "auto, none, required, a function"},
     {"parallel_tool_calls", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0, "false: one call"},
     {"response_format", ON_CHAT, FIELD_WORKS, 0,
-     "text, json_object (asked for in the prompt, not enforced); json_schema is refused"},
-    {"json_schema", ALL, FIELD_REFUSED, "", "not built"},
-    {"regex", ALL, FIELD_REFUSED, "", "not built"},
-    {"ebnf", ALL, FIELD_REFUSED, "", "not built"},
+     "text, json_object, json_schema; structural_tag is refused"},
+    {"json_schema", ALL, FIELD_WORKS, 0, "schema, or its text: the reply is such a document"},
+    {"regex", ALL, FIELD_WORKS, 0, "the whole reply matches; RE2's syntax"},
+    {"ebnf", ALL, FIELD_WORKS, 0, "GBNF (rule root) or Lark (rule start)"},
     {"structural_tag", ALL, FIELD_REFUSED, "", "not built"},
-    {"guided_json", CC, FIELD_REFUSED, "", "not built"},
-    {"guided_regex", CC, FIELD_REFUSED, "", "not built"},
-    {"guided_grammar", CC, FIELD_REFUSED, "", "not built"},
-    {"guided_choice", CC, FIELD_REFUSED, "[]", "not built"},
+    {"guided_json", CC, FIELD_WORKS, 0, "json_schema under another name"},
+    {"guided_regex", CC, FIELD_WORKS, 0, "regex under another name"},
+    {"guided_grammar", CC, FIELD_WORKS, 0, "ebnf under another name"},
+    {"guided_choice", CC, FIELD_WORKS, 0, "the reply is one of these texts"},
     {"reasoning_effort", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0,
      "none, low, high, max and their kin"},
-    {"thinking", ON_CHAT, FIELD_WORKS, 0, "type; budget_tokens is refused"},
+    {"thinking", ON_CHAT, FIELD_WORKS, 0, "type, budget_tokens"},
     {"think", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0, "thinking on or off"},
     {"enable_thinking", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0, "thinking on or off"},
-    {"reasoning", ON_CHAT, FIELD_WORKS, 0, "effort, enabled; max_tokens is refused"},
+    {"reasoning", ON_CHAT, FIELD_WORKS, 0, "effort, enabled, max_tokens"},
     {"chat_template_kwargs", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0, "thinking, reasoning_effort"},
-    {"thinking_budget", ON_CHAT | ON_RESPONSES, FIELD_REFUSED, "", "not built"},
-    {"thinking_token_budget", ON_CHAT | ON_RESPONSES, FIELD_REFUSED, "", "not built"},
-    {"max_reasoning_tokens", ON_CHAT | ON_RESPONSES, FIELD_REFUSED, "", "not built"},
+    {"thinking_budget", CHATS, FIELD_WORKS, 0, "tokens of thoughts, then `</think>` is forced"},
+    {"thinking_token_budget", CHATS, FIELD_WORKS, 0, "the same"},
+    {"max_reasoning_tokens", CHATS, FIELD_WORKS, 0, "the same"},
+    {"loop_guard", CHATS, FIELD_WORKS, 0, "true; false: replies may go round in circles"},
     {"separate_reasoning", ON_CHAT, FIELD_WORKS, 0, "false: thoughts stay in the content"},
     {"stream_reasoning", ON_CHAT, FIELD_WORKS, 0, "false: thoughts in one piece"},
     {"continue_final_message", ON_CHAT, FIELD_WORKS, 0, "the reply continues the last message"},
@@ -102,6 +106,7 @@ const struct field field_table[] = {
      "divides users of one key: cached prompts are its own alone"},
     {"firesteel", CCMR | ON_GENERATE, FIELD_WORKS, 0,
      "`{\"cache\": true}`: what of the prompt was cached, and why not more"},
+    {"debug", CCMR | ON_GENERATE, FIELD_WORKS, 0, "force_ids, retract_at; only with `--debug-hooks`"},
     {"user", CC, FIELD_INERT, 0, ""},
     {"metadata", ON_CHAT | ON_MESSAGES, FIELD_INERT, 0, ""},
     {"store", ON_CHAT, FIELD_INERT, 0, "nothing is stored"},
@@ -120,10 +125,9 @@ const struct field field_table[] = {
     {"tool_choice", ON_MESSAGES, FIELD_WORKS, 0,
      "auto, any, tool, none; disable_parallel_tool_use: one call"},
     {"thinking", ON_MESSAGES, FIELD_WORKS, 0,
-     "type enabled, adaptive or disabled, which is the default; budget_tokens is read and not "
-     "enforced"},
-    {"output_config", ON_MESSAGES, FIELD_WORKS, 0, "effort; format is refused"},
-    {"output_format", ON_MESSAGES, FIELD_REFUSED, "", "not built"},
+     "type enabled, adaptive or disabled, which is the default; budget_tokens"},
+    {"output_config", ON_MESSAGES, FIELD_WORKS, 0, "effort; format json_schema"},
+    {"output_format", ON_MESSAGES, FIELD_WORKS, 0, "output_config.format under its older name"},
     {"cache_control", ON_MESSAGES, FIELD_INERT, 0, "every prompt is cached; in blocks too"},
     {"context_management", ON_MESSAGES, FIELD_INERT, 0, "the conversation stays as it is sent"},
     {"container", ON_MESSAGES, FIELD_INERT, 0, "nothing is run"},
@@ -135,9 +139,9 @@ const struct field field_table[] = {
     {"max_output_tokens", ON_RESPONSES, FIELD_WORKS, 0,
      "all generated tokens; clamped to the context"},
     {"text", ON_RESPONSES, FIELD_WORKS, 0,
-     "format text or json_object (asked for in the prompt, not enforced); json_schema is refused"},
+     "format text, json_object or json_schema"},
     {"reasoning", ON_RESPONSES, FIELD_WORKS, 0,
-     "effort, enabled, summary (thoughts as items); max_tokens is refused"},
+     "effort, enabled, max_tokens, summary (thoughts as items)"},
     {"previous_response_id", ON_RESPONSES, FIELD_WORKS, 0, "with `--response-store`"},
     {"store", ON_RESPONSES, FIELD_WORKS, 0, "false: not into `--response-store`"},
     {"background", ON_RESPONSES, FIELD_WORKS, 0, "answered at once, made without the client"},
@@ -193,25 +197,6 @@ bool fields_check(json_val *object, unsigned on, const char *prefix, struct api_
                         api_quote_value(q, v), f->neutral[0] ? " or " : "", f->neutral);
     }
     return true;
-}
-
-bool fields_nested_refused(json_val *body, const char *outer, const char *inner,
-                           struct api_error *e)
-{
-    json_val *v = json_get(json_get(body, outer), inner);
-    char param[96], q[96];
-    if (json_is_null(v))
-        return true;
-    snprintf(param, sizeof param, "%s.%s", outer, inner);
-    return api_fail(e, 400, "unsupported_parameter", param,
-                    "%s is not supported: got %s, only null is allowed", param,
-                    api_quote_value(q, v));
-}
-
-bool fields_check_messages(json_val *body, struct api_error *e)
-{
-    return fields_check(body, ON_MESSAGES, "", e) &&
-           fields_nested_refused(body, "output_config", "format", e);
 }
 
 static void list_endpoints(struct buf *out, unsigned on)

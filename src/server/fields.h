@@ -31,11 +31,6 @@ extern const size_t field_count;
 
 /* Refuse what is not built.  prefix: "" or "sampling_params.".  Any thread. */
 bool fields_check(json_val *object, unsigned on, const char *prefix, struct api_error *e);
-/* Refuse a member of a member, `outer.inner`, unless it is null. */
-bool fields_nested_refused(json_val *body, const char *outer, const char *inner,
-                           struct api_error *e);
-/* All that is refused of a body of Messages. */
-bool fields_check_messages(json_val *body, struct api_error *e);
 /* The table in Markdown. */
 void fields_markdown(struct buf *out);
 

@@ -38,6 +38,7 @@ static void free_choice(struct gen *g, struct gen_choice *c)
         g->s->handles_given++;
     }
     chat_stream_free(c->st);
+    chat_watch_free(c->watch); /* the request, which feeds it, is gone */
     buf_release(&c->content);
     buf_release(&c->reasoning);
     buf_release(&c->pending);
@@ -67,7 +68,12 @@ static void gen_free(struct gen *g)
     }
     mem_free(g->prompts);
     mem_free(g->echo_text);
+    for (size_t i = 0; i < g->n_params; i++) {
+        grammar_ask_release(g->s->grammars, &g->params[i].ask);
+        gen_params_release(&g->params[i]);
+    }
     mem_free(g->params);
+    tokenizer_ids_release(&g->force);
     if (g->has_chat) {
         chat_prompt_release(&g->prompt);
         chat_request_release(&g->chat);
@@ -274,8 +280,22 @@ static void prepare(void *ud)
                  json_type_name(json_type_of(json_root(g->doc))));
         return;
     }
-    if (!g->d->prepare(g) && !g->err.status)
+    if ((!g->d->prepare(g) || (g->has_chat && !gen_ask_chat(g))) && !g->err.status)
         api_fail(&g->err, 500, "internal_error", NULL, "%s", fst_error_text());
+}
+
+/* Of a helper thread. */
+static void compile(void *ud)
+{
+    gen_compile(ud);
+}
+
+static void prepare_all(void *ud)
+{
+    struct gen *g = ud;
+    prepare(g);
+    if (!g->err.status && !gen_find_grammars(g))
+        gen_compile(g);
 }
 
 /* ------------------------------------------------------------------ text events */
@@ -338,6 +358,38 @@ static void wake(void *ud)
     loop_wake(ud);
 }
 
+/* From the engine's thread. */
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
+{
+    struct chat_watch_verdict v = chat_watch_feed(ud, id,
+                                                  ends == FST_FINISH_STOP     ? CHAT_WATCH_STOP_ID
+                                                  : ends == FST_FINISH_LENGTH ? CHAT_WATCH_LENGTH
+                                                                              : CHAT_WATCH_GOES_ON);
+
+    (void)n;
+    return (struct fst_verdict){.force = v.force, .stop = v.stop, .keep = (int64_t)v.keep};
+}
+
+/* Tokens that may be thoughts, so that an answer has room; -1: any number. */
+static int64_t budget_of(const struct gen_choice *c)
+{
+    const struct gen *g = c->g;
+    const struct gen_params *p = gen_params_of(c);
+    int64_t room = g->s->info.context_length - (int64_t)g->prompts[c->prompt].n;
+    int64_t max = p->max_new < 0 ? room : FST_MIN(p->max_new, room);
+    int64_t most = FST_MAX(max - FST_MAX(64, max / 4), 0);
+
+    if (p->budget == GEN_BUDGET_NONE || g->kind != CHAT_STREAM_CHAT)
+        return -1;
+    return p->budget == GEN_BUDGET_AUTO ? most : FST_MIN(p->budget, most);
+}
+
+/* Nothing but ids and the engine's own ends: nobody has to look. */
+static bool needs_watch(const struct gen *g, const struct gen_params *p)
+{
+    return p->n_stops > 0 || p->loop_guard || g->kind == CHAT_STREAM_CHAT;
+}
+
 /* Ids before the first user turn: the system text and the tools, which conversations share. */
 static size_t preamble(const struct gen *g, const struct tokenizer_ids *ids)
 {
@@ -354,10 +406,8 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     const struct tokenizer_ids *ids = &g->prompts[c->prompt];
     struct server *s = g->s;
     struct chat_stream_opts so = {.tokenizer = s->tok, .kind = g->kind};
-    if (g->kind == CHAT_STREAM_CHAT) {
+    if (g->kind == CHAT_STREAM_CHAT)
         chat_stream_opts_init(&so, s->tok, &g->chat, &g->prompt);
-        so.json_only = g->chat.response_format.data && !g->prompt.tools_on;
-    }
     so.parser.event = on_event;
     so.parser.ud = c;
     so.parser.call_id_ud = (void *)(uintptr_t)g->d->call_prefix;
@@ -365,7 +415,12 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     so.n_stops = p->n_stops;
     so.no_stop_trim = p->no_stop_trim;
     so.skip_special = p->skip_special;
-    if (chat_stream_new(&c->st, &so) < 0)
+    struct chat_watch_opts wo = {.stream = so,
+                                 .budget = budget_of(c),
+                                 .loops = p->loop_guard && !p->ignore_eos,
+                                 .bound = grammar_of(&p->ask) && !p->ask.of_block};
+    if (chat_stream_new(&c->st, &so) < 0 ||
+        (needs_watch(g, p) && chat_watch_new(&c->watch, &wo) < 0))
         return gen_oom(g);
     struct fst_request_opts ro;
     struct hash128 key = hash128(g->key, strlen(g->key), s->salt);
@@ -376,6 +431,7 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.cache_salt[2] = g->salt.lo;
     ro.cache_salt[3] = g->salt.hi;
     ro.report_prefix = g->report_cache;
+    ro.after = c->k > 0 ? c[-c->k].req : NULL;
     ro.ids = ids->id;
     ro.n_ids = ids->n;
     ro.n_preamble = preamble(g, ids);
@@ -388,7 +444,14 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.ignore_eos = p->ignore_eos;
     ro.stop_ids = p->stop_id;
     ro.n_stop_ids = p->n_stop_ids;
-    ro.logprobs = p->logprobs;
+    ro.logit_bias = p->bias;
+    ro.n_logit_bias = p->n_bias;
+    ro.force_ids = g->force.id;
+    ro.n_force_ids = g->force.n;
+    ro.debug_retract_at = g->retract_at;
+    ro.on_token = c->watch ? on_token : NULL;
+    ro.on_token_ud = c->watch;
+    ro.logprobs = p->logprobs || p->rank;
     ro.top_logprobs = p->top_logprobs;
     if (c->k == 0) { /* gen_prompt_view */
         ro.prompt_logprobs_from = p->prompt_logprobs_from;
@@ -397,7 +460,12 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.timeout_s = s->o.request_timeout_s;
     ro.on_change = wake;
     ro.on_change_ud = s->loop;
+    struct fst_gate gate;
+    struct buf text = {0};
+    if (!gen_put_grammar(c, &ro, &gate, &text))
+        return false;
     enum fst_status rc = fst_request_submit(s->engine, &ro, &c->req);
+    buf_release(&text);
     if (rc < 0) {
         if (rc == FST_EFULL && s->o.queue_full_status == 429) {
             api_fail(&g->err, 429, "queue_full", NULL, "The request queue is full.");
@@ -409,6 +477,12 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     return true;
 }
 
+static bool counts_tokens(const struct gen_params *p)
+{
+    const struct fst_sampling *s = &p->sampling;
+    return s->presence_penalty != 0 || s->frequency_penalty != 0 || s->repetition_penalty != 1;
+}
+
 /* How many choices there are; 0 after an error: too many, or prompts too long for so many. */
 static int count_choices(struct gen *g)
 {
@@ -418,6 +492,9 @@ static int count_choices(struct gen *g)
         int64_t n = (int64_t)g->prompts[i].n;
         total += p->n;
         bytes += n * (int64_t)sizeof(int32_t) * p->n;
+        bytes += (int64_t)(p->n_bias * sizeof *p->bias) * p->n;
+        if (counts_tokens(p)) /* a place and a count for each of the vocabulary, at most */
+            bytes += (int64_t)g->s->info.vocab_size * 12 * p->n;
         if (p->prompt_logprobs_from >= 0)
             bytes += n * (int64_t)(sizeof(float) +
                                    (size_t)p->prompt_top_logprobs * sizeof(struct fst_top_logprob));
@@ -427,11 +504,11 @@ static int count_choices(struct gen *g)
         return 0;
     }
     if (bytes > GEN_COPIES_MAX) {
-        api_fail(
-            &g->err, 400, "invalid_value", "n",
-            "n: prompts and their log-probabilities for %lld choices take %lld MiB, at most %d "
-            "MiB are allowed in one request",
-            (long long)total, (long long)(bytes >> 20), GEN_COPIES_MAX >> 20);
+        api_fail(&g->err, 400, "invalid_value", "n",
+                 "n: prompts, their log-probabilities, biases and counts for %lld choices take "
+                 "%lld MiB, "
+                 "at most %d MiB are allowed in one request",
+                 (long long)total, (long long)(bytes >> 20), GEN_COPIES_MAX >> 20);
         return 0;
     }
     return (int)total;
@@ -526,6 +603,7 @@ static void prepared(void *ud)
 {
     struct gen *g = ud;
     g->working = false;
+    gen_count_grammars(g);
     if (!g->x) { /* the client left meanwhile */
         count_abort(g);
         gen_free(g);
@@ -604,6 +682,10 @@ static void end_choice(struct gen_choice *c)
     c->n_tokens = r->n_tokens;
     c->n_reasoning = r->reasoning_tokens;
     c->finish_reason = chat_finish_name(r->finish);
+    if (c->view.finish == FST_FINISH_WATCH && !by_text) { /* nobody asked for calls that go round */
+        c->loop = chat_watch_loop(c->watch);
+        c->finish_reason = chat_finish_name(CHAT_FINISH_STOP);
+    }
     c->matched_stop = r->stop_index;
     if (!by_text && c->view.finish == FST_FINISH_STOP)
         c->matched_id = c->view.matched_id;
@@ -659,7 +741,7 @@ static void update_choice(struct gen_choice *c)
     }
     size_t before = c->fed;
     while (c->fed < v->n && !chat_stream_result(c->st)->stopped) {
-        bool is_stop = v->finish == FST_FINISH_STOP && c->fed + 1 == v->n;
+        bool is_stop = v->finish == FST_FINISH_STOP && v->matched_id >= 0 && c->fed + 1 == v->n;
         if (chat_stream_feed(c->st, v->ids[c->fed], is_stop) < 0)
             gen_oom(g);
         c->fed++;
@@ -920,11 +1002,18 @@ void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
     else if (!keep_read(g)) {
         /* the error is recorded */
     } else if (g->body.len > INLINE_BODY_MAX) {
-        if (loop_work(s->loop, prepare, prepared, g) == FST_OK)
+        if (loop_work(s->loop, prepare_all, prepared, g) == FST_OK)
             return;
         gen_oom(g);
     } else {
         prepare(g);
+        if (!g->err.status && !gen_find_grammars(g)) {
+            s->n_compiling++;
+            g->compiling = true;
+            if (loop_work(s->loop, compile, prepared, g) == FST_OK)
+                return;
+            gen_oom(g);
+        }
     }
     prepared(g);
 }
@@ -1129,6 +1218,13 @@ void gen_end_stream(struct gen *g, const char *object)
             return;
     }
     gen_send_done(g);
+}
+
+void gen_put_finish_details(const struct gen_choice *c, struct buf *b)
+{
+    if (c->loop != CHAT_LOOP_NONE)
+        buf_printf(b, ",\"finish_details\":{\"type\":\"loop_guard\",\"repeats\":\"%s\"}",
+                   c->loop == CHAT_LOOP_CALLS ? "tool_call" : "text");
 }
 
 void gen_put_matched(const struct gen_choice *c, struct buf *b)

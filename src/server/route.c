@@ -39,6 +39,8 @@ static const struct route routes[] = {
     {"/v1/detokenize", R_POST, F_ENGINE, api_detokenize},
     {"/apply-template", R_POST, F_ENGINE, api_apply_template},
     {"/v1/responses", R_POST, F_ENGINE, api_responses},
+    {"/parse_function_call", R_POST, F_ENGINE, api_parse_calls},
+    {"/separate_reasoning", R_POST, F_ENGINE, api_separate_reasoning},
     {"/server_info", R_GET, 0, api_server_info},
     {"/get_server_info", R_GET, 0, api_server_info},
     {"/model_info", R_GET, 0, api_model_info},

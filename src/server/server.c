@@ -17,6 +17,7 @@
 #include "server/gen.h"
 #include "server/keep.h"
 #include "server/responses.h"
+#include "chat/gate.h"
 
 enum { LOAD_RUNNING, LOAD_DONE, LOAD_SEEN };
 
@@ -26,6 +27,7 @@ void server_opts_default(struct server_opts *o)
         .host = "127.0.0.1",
         .port = 30000,
         .max_n = 128,
+        .thinking_budget = -1,
         .stream_interval = 1,
         .sse_keepalive_s = 10,
         .keep_max_s = 900,
@@ -136,6 +138,12 @@ static enum fst_status load(struct server *s)
     if (named > s->load.info.vocab_size)
         return fst_error(FST_EFORMAT, "%s: tokenizer.json names %d ids, the model has only %d rows",
                          s->model_dir, named, s->load.info.vocab_size);
+    const struct grammars_opts go = {.tokenizer = s->load.tok,
+                                     .n_ids = s->load.info.vocab_size,
+                                     .eos_id = s->load.info.eos_id,
+                                     .space = s->o.json_space};
+    FST_TRY(grammars_new(&s->load.grammars, &go));
+    FST_TRY(gate_rules_new(&s->load.gates, s->load.tok));
     if (s->o.call_memory_ids) {
         struct chat_memory_opts mo = {.tokenizer = s->load.tok,
                                       .max_ids = s->o.call_memory_ids,
@@ -187,6 +195,8 @@ static void loaded(struct server *s)
     s->engine = s->load.engine;
     s->tok = s->load.tok;
     s->memory = s->load.memory;
+    s->grammars = s->load.grammars;
+    s->gates = s->load.gates;
     s->info = s->load.info;
     s->salt = s->load.salt;
     s->chat.profile = s->load.profile;
@@ -522,6 +532,8 @@ enum fst_status server_run(const struct server_opts *o)
     loop_free(s->loop);
     response_store_free(s->responses);
     chat_memory_free(s->memory);
+    grammars_free(s->grammars);
+    gate_rules_free(s->gates);
     tokenizer_free(s->tok);
     mem_free(s);
     return rc < 0 ? fst_error(rc, "%s", message) : FST_OK;

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import unittest
+from typing import Literal, Optional
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import MODEL, Server, program  # noqa: E402
@@ -11,6 +12,7 @@ from test_chat import CALL, TOOLS  # noqa: E402
 
 try:
     import openai
+    import pydantic
 except ImportError:
     openai = None
 
@@ -261,6 +263,43 @@ class BundledModel(unittest.TestCase):
             self.assertEqual(last.finish_reason, "stop")
             for w in words:
                 self.assertIn(w, last.message.content)
+
+    def test_parse(self):
+        """Models of pydantic as the format of a reply and as the arguments of a tool."""
+        class Step(pydantic.BaseModel):
+            text: str = pydantic.Field(max_length=30)
+            number: int = pydantic.Field(ge=0, le=999)
+
+        class Answer(pydantic.BaseModel):
+            steps: list[Step] = pydantic.Field(min_length=1, max_length=3)
+            sure: bool
+            kind: Literal["sum", "product"]
+            note: Optional[str]
+
+        class Weather(pydantic.BaseModel):
+            city: str = pydantic.Field(max_length=20)
+            unit: Literal["C", "F"]
+
+        for thinking in (True, False):
+            kw = dict(model="m", max_tokens=500, messages=[{"role": "user", "content": "What is 17 + 25?"}],
+                      extra_body={"think": thinking})
+            for temperature in (0, 1):
+                m = self.c.chat.completions.parse(response_format=Answer, temperature=temperature, **kw).choices[0].message
+                self.assertIsInstance(m.parsed, Answer)
+                self.assertEqual(bool(m.reasoning_content), thinking)
+                with self.c.chat.completions.stream(response_format=Answer, temperature=temperature, **kw) as st:
+                    for _ in st:
+                        pass
+                    self.assertIsInstance(st.get_final_completion().choices[0].message.parsed, Answer)
+                m = self.c.chat.completions.parse(tools=[openai.pydantic_function_tool(Weather)], tool_choice="required",
+                                                  temperature=temperature, parallel_tool_calls=False, **kw).choices[0].message
+                self.assertIsInstance(m.tool_calls[0].function.parsed_arguments, Weather)
+        with self.assertRaises(openai.LengthFinishReasonError):
+            self.c.chat.completions.parse(response_format=Answer, **dict(kw, max_tokens=5))
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.ask(messages=kw["messages"], response_format={"type": "json_schema", "json_schema": {
+                "name": "x", "strict": True, "schema": {"type": "array", "uniqueItems": True}}})
+        self.assertEqual((e.exception.code, e.exception.param), ("invalid_grammar", "response_format.json_schema.schema"))
 
 
 if __name__ == "__main__":

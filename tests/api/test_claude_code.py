@@ -159,5 +159,80 @@ class ClaudeCode(unittest.TestCase):
                 self.assertGreater(n["usage"]["cache_read_input_tokens"], 0)
 
 
+SCHEMA = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 20}, "n": {"enum": [1, 2, 3]}},
+          "required": ["title", "n"], "additionalProperties": False}
+
+
+class Asked(unittest.TestCase):
+    """What a body asks the answer to be, of the bundled model."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.s = Server(fake=False)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.s.wait_idle()
+        cls.s.stop()
+
+    def ask(self, text="What is 17 + 25?", **kw):
+        body = dict({"max_tokens": 300, "messages": [{"role": "user", "content": text}]}, **kw)
+        m = plain(self.s.post(PATH, body).json())
+        n = plain(assemble(events(self.s.post(PATH, dict(body, stream=True)).body)))
+        m.pop("usage"), n.pop("usage")
+        self.assertEqual(m, n)
+        return m
+
+    def test_budget(self):
+        """Thoughts end where the budget does, and there is an answer."""
+        for budget in (0, 5, 64):
+            for kw in ({"temperature": 0}, {"seed": 5}):
+                m = self.ask(thinking={"type": "enabled", "budget_tokens": budget}, **kw)
+                thought = [b["thinking"] for b in m["content"] if b["type"] == "thinking"]
+                n = self.s.post("/tokenize", {"prompt": "".join(thought)}).json()["count"] if thought else 0
+                self.assertLessEqual(n, budget + 1)
+                self.assertTrue(m["content"][-1]["text"])
+
+    def test_document(self):
+        for thinking in ({}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}):
+            for seed in range(6):
+                fmt = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}} if seed % 2 else {
+                    "output_format": {"type": "json_schema", "schema": SCHEMA}}
+                m = self.ask("Write a title as JSON.", seed=seed, **fmt, **thinking)
+                self.assertEqual(m["stop_reason"], "end_turn")
+                got = json.loads(m["content"][-1]["text"])
+                self.assertEqual(list(got), ["title", "n"])
+                self.assertIn(got["n"], (1, 2, 3))
+                self.assertLessEqual(len(got["title"]), 20)
+
+    def test_forced_call(self):
+        for thinking in ({}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}):
+            for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
+                for seed in range(3):
+                    m = self.ask(tools=declared(), tool_choice=dict(choice, disable_parallel_tool_use=True), seed=seed,
+                                 **thinking)
+                    calls = [b for b in m["content"] if b["type"] == "tool_use"]
+                    self.assertEqual((len(calls), m["stop_reason"]), (1, "tool_use"))
+                    if choice["type"] == "tool":
+                        self.assertEqual(calls[0]["name"], "add")
+                        self.assertEqual(sorted(calls[0]["input"]), ["a", "b"])
+                        for v in calls[0]["input"].values():
+                            self.assertIsInstance(v, int)
+
+    def test_loop(self):
+        """The guard ends what goes round in circles, and says so beside the protocol."""
+        with Server(fake=False, flags=["--debug-hooks"]) as s:
+            ids = s.post("/tokenize", {"prompt": "again and again " * 80}).json()["tokens"]
+            body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2000, "debug": {"force_ids": ids}}
+            m = s.post(PATH, body).json()
+            self.assertEqual((m["stop_reason"], m["finish_details"]), ("end_turn", {"type": "loop_guard", "repeats": "text"}))
+            self.assertLess(len(m["content"][0]["text"]), 1100)
+            evs = events(s.post(PATH, dict(body, stream=True)).body)
+            self.assertEqual(assemble(evs)["content"], m["content"])
+            self.assertEqual(evs[-2][1]["finish_details"], m["finish_details"])
+            off = s.post(PATH, dict(body, loop_guard=False)).json()
+            self.assertGreater(len(off["content"][0]["text"]), 1100)
+
+
 if __name__ == "__main__":
     unittest.main()

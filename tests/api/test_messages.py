@@ -246,12 +246,14 @@ class Answers(Case):
 
     def test_tool_choice(self):
         inside = CALL.split("tool_calls>\n", 1)[1]
+        named = {"type": "tool", "name": "get_weather"}
+        want = [("tool_use", {"city": "Rome", "days": 3})]
+        self.assertEqual(self.texts(self.both(inside, tools=TOOLS, tool_choice={"type": "any"})), want)
+        self.assertEqual(self.texts(self.both(inside.split(">\n", 1)[1], tools=TOOLS, tool_choice=named)), want)
+        for choice in ({"type": "any"}, named):  # thoughts come first, and the block is the model's own
+            m = self.both("x</think>" + CALL, tools=TOOLS, tool_choice=choice, **ON)
+            self.assertEqual(self.texts(m), [("thinking", "x")] + want)
         for thinking in ({}, ON):
-            m = self.both(inside, tools=TOOLS, tool_choice={"type": "any"}, **thinking)
-            self.assertEqual(self.texts(m), [("tool_use", {"city": "Rome", "days": 3})])
-            m = self.both(inside.split(">\n", 1)[1], tools=TOOLS, tool_choice={"type": "tool", "name": "get_weather"},
-                          **thinking)
-            self.assertEqual(self.texts(m), [("tool_use", {"city": "Rome", "days": 3})])
             m = self.both("x</think>plain" if thinking else "plain", tools=TOOLS, tool_choice={"type": "none"}, **thinking)
             self.assertEqual(self.texts(m)[-1], ("text", "plain"))
 
@@ -341,6 +343,12 @@ class Answers(Case):
             self.assertEqual((r.status, r.json()["error"]["type"]), (400, "invalid_request_error"))
             self.assertIn("messages[0].content", r.json()["error"]["message"])
             self.assertEqual(self.s.post(path, {"messages": HI, "output_format": {"type": "json_schema"}}).status, 400)
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+        for fmt in ({"output_format": {"type": "json_schema", "schema": schema}},
+                    {"output_config": {"format": {"type": "json_schema", "schema": schema}}}):
+            u = self.ask(**fmt).json()["usage"]
+            self.assertEqual(self.count(**fmt), u["input_tokens"] + u["cache_read_input_tokens"])
+            self.assertGreater(self.count(**fmt), self.count() + 20)
 
     def test_other_path(self):
         self.s.script(text="there")
@@ -593,14 +601,19 @@ class Refusals(Case):
                     ({"thinking": {"type": "enabled", "budget_tokens": "many"}}, "thinking.budget_tokens"),
                     ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
                     ({"thinking": {"type": "on"}}, "thinking.type"), ({"output_config": {"effort": "odd"}}, "odd"),
-                    ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
-                    ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+                    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+                    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+                    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}},
+                     "output_config.format.schema: #: type must be"),
+                    ({"output_format": {"type": "json_schema", "schema": 5}}, "output_format.schema"),
+                    ({"loop_guard": 3}, "loop_guard"),
                     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"), ({"model": 5}, "model"),
                     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
                     ({"tool_choice": {"type": "any"}}, "Tools cannot be empty if tool choice is set to required."),
                     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, "Tool 'g' not found in tools list."),
                     ({"system": 7}, "system"), ({"cache_salt": 5}, "cache_salt"), ({"rid": 5}, "rid"),
-                    ({"regex": "a+"}, "regex"), ({"json_schema": "{}"}, "json_schema")):
+                    ({"regex": "(a"}, "regex"), ({"json_schema": "{"}, "json_schema"),
+                    ({"regex": "a", "output_format": {"type": "json_schema", "schema": {}}}, "exclude each other")):
                 with self.subTest(extra=str(extra)[:60], stream=stream):
                     r = self.s.post(PATH, dict({"messages": HI, "stream": stream}, **extra))
                     self.check(r, 400, "invalid_request_error", words)

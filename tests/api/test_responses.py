@@ -236,7 +236,7 @@ class Responses(unittest.TestCase):
         inner = CALL.split("\">\n", 1)[1].split("\n</%stool" % M)[0]
         self.s.script(text=inner + "\n</%stool_calls>" % M)
         for name in ({"type": "function", "name": "get_weather"},):
-            a = self.answer(tools=[TOOL, PATCH], tool_choice=name)
+            a = self.answer(tools=[TOOL, PATCH], tool_choice=name, think=False)
             self.assertEqual([i["type"] for i in a["output"]], ["function_call"])
         self.refused("tool_choice", "invalid_value", "Tools cannot be empty", tool_choice="required")
         self.refused("tool_choice", "invalid_value", "'x' not found", tools=[TOOL],
@@ -280,7 +280,7 @@ class Responses(unittest.TestCase):
         self.assertEqual((a["seed"], a["status"]), (7, "completed"))
 
     def test_json_object(self):
-        a, _ = self.both('x</think>Sure: ```json\n{"a": [1, 2]}\n``` done', text={"format": {"type": "json_object"}})
+        a, _ = self.both('x</think>{"a": [1, 2]}', text={"format": {"type": "json_object"}})
         self.assertEqual(a["output"][0]["content"][0]["text"], '{"a": [1, 2]}')
         self.assertGreater(self.prompt(text={"format": {"type": "json_object"}}), self.prompt())
         self.assertEqual(self.prompt(text={"format": {"type": "text"}, "verbosity": "low"}), self.prompt())
@@ -421,8 +421,8 @@ class Responses(unittest.TestCase):
         self.refused("reasoning.effort", "invalid_value", "'huge'", reasoning={"effort": "huge"})
         self.refused("reasoning.summary", "invalid_value", "'long'", reasoning={"summary": "long"})
         self.refused("text.format.type", "invalid_value", "'xml'", text={"format": {"type": "xml"}})
-        self.refused("text.format", "unsupported_parameter", "json_schema",
-                     text={"format": {"type": "json_schema", "name": "x", "schema": {}}})
+        self.refused("text.format.schema", "invalid_grammar", "type must be", text={"format": {
+            "type": "json_schema", "name": "x", "strict": True, "schema": {"type": "odd"}}})
         self.refused("max_output_tokens", "invalid_value", "must be positive", max_output_tokens=0)
         self.refused("top_p", "invalid_value", "(0, 1]", top_p=1.5)
         self.refused("background", "invalid_type", "a boolean", background="yes")

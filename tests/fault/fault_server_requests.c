@@ -79,11 +79,25 @@ static int ask(const char *path, const char *body)
     return status;
 }
 
-static void every_allocation(const char *path, const char *body)
+/* The body, '#' in it being n: a text that was not kept. */
+static const char *numbered(const char *body, uint64_t n)
+{
+    static char out[2048];
+    const char *hole = strchr(body, '#');
+    if (!hole)
+        return body;
+    int len = snprintf(out, sizeof out, "%.*s%llu%s", (int)(hole - body), body,
+                       (unsigned long long)n, hole + 1);
+    assert_true(len > 0 && len < (int)sizeof out);
+    return out;
+}
+
+static void every_allocation(const char *path, const char *form)
 {
     int refused = 0, lost = 0, fine = 0;
-    assert_int_equal(ask(path, body), 200);
+    assert_int_equal(ask(path, numbered(form, N_MAX)), 200);
     for (uint64_t n = 1;; n++) {
+        const char *body = numbered(form, n);
         assert_true(n < N_MAX);
         uint64_t before = mem_count();
         mem_fail_at(n);
@@ -101,7 +115,7 @@ static void every_allocation(const char *path, const char *body)
     }
     print_message("%s: %d refused, %d closed, %d answered\n", path, refused, lost, fine);
     assert_true(refused > 5);
-    assert_int_equal(ask(path, body), 200); /* as if nothing had been */
+    assert_int_equal(ask(path, numbered(form, N_MAX)), 200); /* as if nothing had been */
 }
 
 static pthread_t start(void)
@@ -231,6 +245,16 @@ static void requests(void **state)
         "\"input_schema\":{\"type\":\"object\"}}],\"thinking\":{\"type\":\"adaptive\"}}");
     every_allocation("/v1/messages/count_tokens",
                      "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
+    every_allocation("/v1/chat/completions",
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
+                     "\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{"
+                     "\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[#]}}}}}],"
+                     "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{"
+                     "\"type\":\"string\",\"maxLength\":3}}}}");
+    every_allocation("/generate",
+                     "{\"text\":\"a\",\"sampling_params\":{\"regex\":\"a{#}\",\"n\":2}}");
+    every_allocation("/parse_function_call", "{\"text\":\"x\"," TOOLS "}");
+    every_allocation("/separate_reasoning", "{\"text\":\"x</think>y\"}");
     every_allocation("/tokenize", "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
     every_allocation("/abort_request", "{\"rid\":\"x\"}");
     every_allocation("/detokenize", "{\"tokens\":[[5,6,7],[8]]}");
