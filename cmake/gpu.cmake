@@ -19,6 +19,7 @@ if(CMAKE_CXX_COMPILER AND NOT FST_SANITIZE STREQUAL "thread")
   endforeach()
   # Those of kernels/sm90 that are written over sm90/mma.cuh, waves of 32 lanes.
   set(sm90_emulated ${CMAKE_SOURCE_DIR}/src/kernels/sm90/attention.cu
+                    ${CMAKE_SOURCE_DIR}/src/kernels/sm90/attention_paged.cu
                     ${CMAKE_SOURCE_DIR}/src/kernels/sm90/chain.cu
                     ${CMAKE_SOURCE_DIR}/src/kernels/sm90/index.cu
                     ${CMAKE_SOURCE_DIR}/src/kernels/sm90/route.cu

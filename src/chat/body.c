@@ -482,8 +482,8 @@ enum fst_status chat_response_format_from_json(struct chat_request *r, json_val 
     if (json_type_of(schema) != JSON_OBJECT && json_type_of(schema) != JSON_TRUE)
         return chat_wrong_type(r, "response_format.json_schema.schema", "object", schema);
     chat_set_response_format(r, schema);
-    return chat_get_bool(r, json_get(v, "json_schema"), "strict", "response_format.json_schema.strict",
-                    &r->response_strict);
+    return chat_get_bool(r, json_get(v, "json_schema"), "strict",
+                         "response_format.json_schema.strict", &r->response_strict);
 }
 
 static enum fst_status read_body(struct chat_request *r, json_val *body)

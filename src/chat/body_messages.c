@@ -367,8 +367,7 @@ static enum fst_status read_format(struct chat_request *r, json_val *body)
         return chat_wrong_type(r, sub, "object", schema);
     chat_set_response_format(r, schema);
     r->response_strict = true;
-    r->response_param =
-        json_is_null(now) ? "output_format.schema" : "output_config.format.schema";
+    r->response_param = json_is_null(now) ? "output_format.schema" : "output_config.format.schema";
     return FST_OK;
 }
 

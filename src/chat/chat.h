@@ -125,7 +125,8 @@ struct chat_request {
     struct chat_str response_format; /* prompt-style JSON: {"type": "json_object"} or the schema */
     bool response_is_schema;         /* the latter */
     bool response_strict;            /* every keyword of it must hold */
-    const char *response_param; /* static: where its schema stood; NULL: response_format.json_schema.schema */
+    const char *
+        response_param; /* static: where its schema stood; NULL: response_format.json_schema.schema */
     enum chat_task task;
     bool thinking;
     enum chat_effort effort;

@@ -224,12 +224,6 @@ static enum fst_status pick_kernels(fst_engine *e, const struct fst_engine_opts 
 
     if (e->device) {
         FST_TRY(kernels_of_device(&e->kernels, e->device, o->kernels, precision));
-        if (c->layout == 2 && !e->kernels.paged)
-            return fst_error(
-                FST_EUNSUPPORTED,
-                "--kv-layout paged is not built for --device %s with kernels %s; known "
-                "there: unified-fp8, unified-bf16; --kernels gpu knows it",
-                e->device->name, e->kernels.name);
         return FST_OK;
     }
     return kernels_select(&e->kernels,

@@ -55,9 +55,9 @@ struct fst_request {
     atomic_int refs; /* user, engine */
     atomic_bool cancel;
     atomic_size_t place; /* in line, from 1; 0: out of it */
-    fst_request *next;  /* queue link */
-    fst_request *after; /* a reference, until it need not be waited for any more; NULL */
-    bool ended;         /* engine's thread */
+    fst_request *next;   /* queue link */
+    fst_request *after;  /* a reference, until it need not be waited for any more; NULL */
+    bool ended;          /* engine's thread */
 
     struct fst_request_opts o; /* pointers replaced by our copies */
     struct sample_params sampling;

@@ -46,7 +46,6 @@ void kernels_init(struct kernels *k, unsigned flags)
     *k = (struct kernels){0};
     FST_ASSERT((flags & ~kernels_probe()) == 0);
     k->flags = flags;
-    k->paged = true;
     k->name = flags & KERN_AVX512 ? "avx512" : flags & KERN_AVX2 ? "avx2" : "ref";
     KERNELS_MAP(KERNELS_FILL)
 }

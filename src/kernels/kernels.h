@@ -425,7 +425,6 @@ struct kernels {
 #define KERNELS_FIELD(entry, args) enum fst_status (*entry)(const args *a, struct stream *s);
     KERNELS_MAP(KERNELS_FIELD)
 #undef KERNELS_FIELD
-    bool paged; /* rows of ROW_PAGED: read and written by all entries */
     size_t (*scratch)(const struct kernel_limits *l); /* of a device's module; NULL: on the CPU */
     /* Whether the heads of a layer travel packed from q_path to attention to attn_out: bf16 in the place
      * of the floats; q row by row in order, o in the order in which wo_a's product takes it

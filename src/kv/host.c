@@ -35,6 +35,13 @@ struct host {
     int32_t free; /* first of the chain of free frames */
     int n_parts;
     uint64_t calls;
+    /* Over the stream: the copy that the next piece may go on from.  A page is 1 MB; frames that follow each other,
+     * as those of one prompt's pages do, go as one.  The other end of a call's pieces is one allocation. */
+    struct {
+        uint8_t *to;
+        const uint8_t *from;
+        size_t bytes;
+    } due;
     bool orphans;          /* this call has used something whose parent is not there */
     struct object *object; /* (n_frames + 1) */
     int64_t *part;         /* (n_parts + 1) where parts begin in a frame, and its end */
@@ -67,15 +74,34 @@ static size_t payload(const struct store_run *runs, int32_t n)
     return bytes;
 }
 
+/* What is due is on its way. */
+static enum fst_status send(struct host *h)
+{
+    size_t bytes = h->due.bytes;
+    h->due.bytes = 0;
+    return bytes ? stream_copy(h->stream, h->due.to, h->due.from, bytes) : FST_OK;
+}
+
+static enum fst_status copy_far(struct host *h, uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    if (to != h->due.to + h->due.bytes || from != h->due.from + h->due.bytes) {
+        FST_TRY(send(h));
+        h->due.to = to;
+        h->due.from = from;
+    }
+    h->due.bytes += bytes;
+    return FST_OK;
+}
+
 /* The next `bytes` of the runs from or to one piece of a frame. */
-static enum fst_status copy_piece(const struct host *h, struct run_at *at, uint8_t *piece,
-                                  size_t bytes, bool out)
+static enum fst_status copy_piece(struct host *h, struct run_at *at, uint8_t *piece, size_t bytes,
+                                  bool out)
 {
     while (bytes > 0) {
         size_t here = FST_MIN(bytes, at->run->bytes - at->done);
         uint8_t *p = at->run->at + at->done;
         if (h->stream)
-            FST_TRY(stream_copy(h->stream, out ? p : piece, out ? piece : p, here));
+            FST_TRY(copy_far(h, out ? p : piece, out ? piece : p, here));
         else
             memcpy(out ? p : piece, out ? piece : p, here);
         at->done += here;
@@ -96,7 +122,7 @@ static uint8_t *piece_of(const struct host *h, int32_t frame, int part)
 }
 
 /* False: the device could not. */
-static bool copy(const struct host *h, int32_t frame, const struct store_run *runs, size_t bytes,
+static bool copy(struct host *h, int32_t frame, const struct store_run *runs, size_t bytes,
                  bool out)
 {
     struct run_at at = {runs, 0};
@@ -112,10 +138,10 @@ static bool copy(const struct host *h, int32_t frame, const struct store_run *ru
     return true;
 }
 
-/* What put or get has begun to copy is done. */
-static bool copied(const struct host *h)
+/* What put has begun to copy is done. */
+static bool copied(struct host *h)
 {
-    return !h->stream || stream_sync(h->stream) == FST_OK;
+    return !h->stream || (send(h) == FST_OK && stream_sync(h->stream) == FST_OK);
 }
 
 /* ------------------------------------------------------------------ find; the lock is held */
@@ -390,6 +416,10 @@ static void host_get(struct store *s, struct store_get *g, int n)
         s->stats.n_got++;
         s->stats.got_bytes += bytes;
     }
+    if (send(h) == FST_OK)
+        return;
+    for (int i = 0; i < n; i++)
+        g[i].found = false;
 }
 
 static void host_flush(struct store *s)

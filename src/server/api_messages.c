@@ -38,9 +38,8 @@ static bool prepare(struct gen *g)
     return gen_set_model(g, body) && fields_check(body, ON_MESSAGES, "", &g->err) &&
            gen_params_read(g->params, &r, g->s, true) &&
            gen_read_stops(g->params, &r, "stop_sequences") && gen_read_budget(g, &r) &&
-           gen_read_guard(g, &r) &&
-           gen_read_stream(g, &r) && gen_read_cache(g, &r) && render(g, body) &&
-           gen_read_max_tokens(g, &r, &limit, 1);
+           gen_read_guard(g, &r) && gen_read_stream(g, &r) && gen_read_cache(g, &r) &&
+           render(g, body) && gen_read_max_tokens(g, &r, &limit, 1);
 }
 
 /* ------------------------------------------------------------------ pieces */

@@ -154,12 +154,12 @@ static bool prepare(struct gen *g)
     gen_params_default(g->params);
     o->store = g->s->responses != NULL;
     if (!gen_set_model(g, body) || !fields_check(body, ON_RESPONSES, "", &g->err) ||
-        !read_reasoning(o, body, &g->err) ||
-        !field_bool(&r, "store", &o->store) || !gen_params_read(g->params, &r, g->s, true) ||
-        !field_bool(&r, "stream", &g->stream) || !field_bool(&r, "return_progress", &g->progress) ||
+        !read_reasoning(o, body, &g->err) || !field_bool(&r, "store", &o->store) ||
+        !gen_params_read(g->params, &r, g->s, true) || !field_bool(&r, "stream", &g->stream) ||
+        !field_bool(&r, "return_progress", &g->progress) ||
         !field_bool(&r, "timings_per_token", &g->timings) || !gen_read_cache(g, &r) ||
-        !gen_read_budget(g, &r) || !gen_read_guard(g, &r) || !read_background(g, &r) || !render(g, body) ||
-        !gen_read_max_tokens(g, &r, limits, FST_COUNT(limits)))
+        !gen_read_budget(g, &r) || !gen_read_guard(g, &r) || !read_background(g, &r) ||
+        !render(g, body) || !gen_read_max_tokens(g, &r, limits, FST_COUNT(limits)))
         return false;
     o->store &= g->s->responses != NULL;
     put_echo(&o->echo, body);

@@ -3,10 +3,10 @@
 #include <errno.h>
 #include <math.h>
 
-#define CC   (ON_CHAT | ON_COMPLETIONS)
-#define CCM  (CC | ON_MESSAGES)
-#define CCMR (CCM | ON_RESPONSES)
-#define ALL  (CCMR | ON_SAMPLING)
+#define CC    (ON_CHAT | ON_COMPLETIONS)
+#define CCM   (CC | ON_MESSAGES)
+#define CCMR  (CCM | ON_RESPONSES)
+#define ALL   (CCMR | ON_SAMPLING)
 #define CHATS (ON_CHAT | ON_MESSAGES | ON_RESPONSES)
 
 const struct field field_table[] = {
@@ -106,7 +106,8 @@ const struct field field_table[] = {
      "divides users of one key: cached prompts are its own alone"},
     {"firesteel", CCMR | ON_GENERATE, FIELD_WORKS, 0,
      "`{\"cache\": true}`: what of the prompt was cached, and why not more"},
-    {"debug", CCMR | ON_GENERATE, FIELD_WORKS, 0, "force_ids, retract_at; only with `--debug-hooks`"},
+    {"debug", CCMR | ON_GENERATE, FIELD_WORKS, 0,
+     "force_ids, retract_at; only with `--debug-hooks`"},
     {"user", CC, FIELD_INERT, 0, ""},
     {"metadata", ON_CHAT | ON_MESSAGES, FIELD_INERT, 0, ""},
     {"store", ON_CHAT, FIELD_INERT, 0, "nothing is stored"},
@@ -138,8 +139,7 @@ const struct field field_table[] = {
     {"instructions", ON_RESPONSES, FIELD_WORKS, 0, "a system message before the input"},
     {"max_output_tokens", ON_RESPONSES, FIELD_WORKS, 0,
      "all generated tokens; clamped to the context"},
-    {"text", ON_RESPONSES, FIELD_WORKS, 0,
-     "format text, json_object or json_schema"},
+    {"text", ON_RESPONSES, FIELD_WORKS, 0, "format text, json_object or json_schema"},
     {"reasoning", ON_RESPONSES, FIELD_WORKS, 0,
      "effort, enabled, max_tokens, summary (thoughts as items)"},
     {"previous_response_id", ON_RESPONSES, FIELD_WORKS, 0, "with `--response-store`"},

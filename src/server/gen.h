@@ -130,7 +130,7 @@ struct gen {
     struct keep *keep; /* borrowed: what outlives the connection; NULL: nothing does */
     int keep_s;        /* so long without a reader; 0: not kept */
     void *ud;          /* the dialect's */
-    bool compiling; /* of what a helper thread works on */
+    bool compiling;    /* of what a helper thread works on */
 
     struct buf body;
     struct json_doc *doc; /* until the requests are submitted */

@@ -698,8 +698,7 @@ void check_kv(struct ck *c)
         if (c->sweep)
             continue;
         all_of(c, &ck_kindling, ratios[i], ROW_BF16, INDEX_FP8, start, n, 200);
-        if (c->k.paged)
-            all_of(c, &ck_kindling, ratios[i], ROW_PAGED, INDEX_FP4, start, n, 200);
+        all_of(c, &ck_kindling, ratios[i], ROW_PAGED, INDEX_FP4, start, n, 200);
         all_of(c, &ck_t1, ratios[i], ROW_BF16, INDEX_FP4, start, few, 200);
         if (c->k.flags && c->is_long && !c->emulated)
             all_of(c, &ck_flash, ratios[i], ROW_FP8, INDEX_FP4, start, few, 20);

@@ -29,7 +29,6 @@ extern "C" bool kernels_fill_sm90_emulated(void *table, size_t bytes)
     struct kernels *k = (struct kernels *)table;
     if (!GPU_NAME(kernels_fill)(table, bytes))
         return false;
-    k->paged = false;
     k->attention = attention_sm90;
     k->index_topk = index_topk_sm90;
     k->route = route_sm90;

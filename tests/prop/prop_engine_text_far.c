@@ -55,19 +55,6 @@ static void test_residues(void **state)
     }
 }
 
-/* Kernels that do not know a layout are not given it. */
-static void test_layouts(void **state)
-{
-    fst_engine *e;
-    struct fst_engine_opts o = {.model_dir = model_dir, .device = "cuda", .kv_layout = "paged"};
-
-    (void)state;
-    far_state.no_paged = true;
-    assert_int_equal(fst_engine_open(&e, &o), FST_EUNSUPPORTED);
-    assert_non_null(strstr(fst_error_text(), "--kv-layout paged is not built for --device far"));
-    far_state.no_paged = false;
-}
-
 /* From one server to the next, over a folder; written at the end, or as soon as it is kept. */
 static void test_restart(void **state)
 {
@@ -187,8 +174,9 @@ static int leave(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_residues), cmocka_unit_test(test_layouts),
-        cmocka_unit_test(test_restart),  cmocka_unit_test(test_pressure),
+        cmocka_unit_test(test_residues),
+        cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_pressure),
         cmocka_unit_test(test_rules),
     };
     setenv("FST_TEST_DEVICE", "cuda", 1);

@@ -228,8 +228,6 @@ static void test_all(void **state)
     free(all);
     make_wants(w, 2);
     for (size_t l = 0; l < FST_COUNT(layouts); l++) {
-        if (l == 2 && getenv("FST_TEST_DEVICE"))
-            continue; /* paged rows are the host's */
         run_walks(w, 2, layouts[l]);
         printf("%s: %d rounds by position, %d by rounds in a row\n", layouts[l], w[0].n_rounds,
                w[1].n_rounds);

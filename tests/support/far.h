@@ -49,7 +49,6 @@ static struct {
         void *p;
         size_t bytes;
     } region[FAR_REGIONS];
-    bool no_paged;  /* its kernels do not know these rows */
     int n, calls;   /* calls: launches and copies so far */
     int fail_alloc; /* the how-manieth allocation fails, 0: none */
     int fail_copy, fail_begin, fail_end, fail_launch, fail_kernel;
@@ -358,7 +357,6 @@ static inline bool far_kernels(void *table, size_t bytes, bool portable)
     FST_ASSERT(bytes == sizeof *k);
     kernels_init(&far_state.real, kernels_probe());
     *k = far_state.real;
-    k->paged = !far_state.no_paged;
 #define FAR_FILL(entry, args) k->entry = far_##entry;
     KERNELS_MAP(FAR_FILL)
 #undef FAR_FILL

@@ -10,7 +10,6 @@ extern "C" bool GPU_NAME(kernels_fill)(void *table, size_t bytes)
         return false;
     k->flags = KERN_GPU;
     k->name = "gpu";
-    k->paged = true;
     k->scratch = GPU_NAME(kernels_scratch);
     KERNELS_MAP(GPU_FILL)
     return true;

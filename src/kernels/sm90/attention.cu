@@ -39,6 +39,41 @@ static bool takes_many(int64_t n_rows, int64_t groups)
 {
     return n_rows * groups >= WHOLE_FROM;
 }
+
+static enum fst_status launch_all(const struct attention_args *a, struct stream *s)
+{
+    int64_t n = a->rows->n_rows;
+    struct gpu_cut cut = gpu_scratch(s);
+    struct attention_sm90_job j = {};
+    keys_check(a);
+    FST_ASSERT((a->l->format == ROW_PAGED) == PAGED);
+    FST_ASSERT(a->l->n_rows < INT32_MAX);
+    FST_ASSERT(a->rope_dim <= 8 * TURNS);
+    if (n == 0)
+        return FST_OK;
+    j.rows = *a->rows;
+    j.l = *a->l;
+    j.a = *a;
+    j.scale = a->scale * 1.44269504f;
+    j.groups = (int)div_up(a->n_heads, HEADS);
+    j.pieces = (int)keys_most_pieces(a);
+    if (takes_many(n, j.groups)) { /* whole_kernel knows the step's own rows as bf16 alone */
+        j.own = gpu_take<uint16_t>(&cut, n * DIM);
+        gpu_launch_early(pack_kernel, div_up(n * DIM, 16 * THREADS), THREADS, 0, s, j);
+        launch_many(&j, s);
+    } else
+        launch_few(&j, &cut, s);
+    return gpu_done("attention");
+}
+
+#if ATTENTION_PAGED
+extern "C" enum fst_status attention_sm90_paged(const struct attention_args *a, struct stream *s)
+{
+    return launch_all(a, s);
+}
+#else
+extern "C" enum fst_status attention_sm90_paged(const struct attention_args *a, struct stream *s);
+
 extern "C" bool attention_sm90_fits(int head_dim)
 {
     return head_dim == DIM;
@@ -60,26 +95,6 @@ SM90_ENTRY(attention)
 {
     if (!attention_sm90_fits(a->head_dim))
         return GPU_NAME(attention)(a, s);
-    int64_t n = a->rows->n_rows;
-    struct gpu_cut cut = gpu_scratch(s);
-    struct attention_sm90_job j = {};
-    keys_check(a);
-    FST_ASSERT(a->l->format != ROW_PAGED); /* struct kernels says so */
-    FST_ASSERT(a->l->n_rows < INT32_MAX);
-    FST_ASSERT(a->rope_dim <= 8 * TURNS);
-    if (n == 0)
-        return FST_OK;
-    j.rows = *a->rows;
-    j.l = *a->l;
-    j.a = *a;
-    j.scale = a->scale * 1.44269504f;
-    j.groups = (int)div_up(a->n_heads, HEADS);
-    j.pieces = (int)keys_most_pieces(a);
-    if (takes_many(n, j.groups)) { /* whole_kernel knows the step's own rows as bf16 alone */
-        j.own = gpu_take<uint16_t>(&cut, n * DIM);
-        gpu_launch_early(pack_kernel, div_up(n * DIM, 16 * THREADS), THREADS, 0, s, j);
-        launch_many(&j, s);
-    } else
-        launch_few(&j, &cut, s);
-    return gpu_done("attention");
+    return a->l->format == ROW_PAGED ? attention_sm90_paged(a, s) : launch_all(a, s);
 }
+#endif

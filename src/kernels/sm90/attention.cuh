@@ -24,6 +24,12 @@ enum {
 };
 #define NO_KEY INT32_MIN
 
+/* Rows of ROW_PAGED, whose addresses take more to work out, have kernels of their own (attention_paged.cu). */
+#ifndef ATTENTION_PAGED
+#define ATTENTION_PAGED false
+#endif
+#define PAGED ATTENTION_PAGED
+
 struct attention_sm90_job {
     struct rows rows;
     struct kv_layer l;
@@ -156,47 +162,94 @@ struct raw_part {
     struct gpu_words a, b;
 };
 
-/* Whether the 16 values are codes in rows of the layer. */
+/* Whether rows of the layer have codes, and whether the 16 values are such. */
+GPU_FN bool is_coded(const struct attention_sm90_job *j)
+{
+    return PAGED || j->l.format == ROW_FP8;
+}
 GPU_FN bool has_codes(const struct attention_sm90_job *j, int part)
 {
-    return j->l.format == ROW_FP8 && part < ROWS_FP8_NOPE / 16;
+    return is_coded(j) && part < ROWS_FP8_NOPE / 16;
+}
+
+/* Codes of row `at` of a layer that has such. */
+GPU_FN const uint8_t *coded_row(const struct attention_sm90_job *j, int32_t at)
+{
+    uint8_t *scale;
+    if (PAGED)
+        return rows_place(&j->l, FST_MAX(at, 0), &scale);
+    return j->l.nope + (int64_t)FST_MAX(at, 0) * ROWS_FP8_BYTES;
+}
+/* Its rope dims, bf16. */
+GPU_FN const uint8_t *rope_row(const struct attention_sm90_job *j, int32_t at)
+{
+    return PAGED ? coded_row(j, at) + ROWS_FP8_NOPE : j->l.rope + (int64_t)at * ROWS_ROPE_BYTES;
 }
 
 /* Where a lane's 16 values of the rows of the layer are: of row 0, what it loads first and from there on second;
- * bytes of a row. */
+ * bytes of a row.  Of paged rows the lane's part. */
 struct source {
     const uint8_t *p;
     int second, line;
+    const struct attention_sm90_job *j;
+    int part;
 };
 
 GPU_FN struct source find_source(const struct attention_sm90_job *j, int part)
 {
+    if (PAGED)
+        return {NULL, 0, 0, j, part};
     if (has_codes(j, part))
-        return {j->l.nope + 16 * part, ROWS_FP8_NOPE - 16 * part, ROWS_FP8_BYTES};
+        return {j->l.nope + 16 * part, ROWS_FP8_NOPE - 16 * part, ROWS_FP8_BYTES, j, part};
     if (j->l.format == ROW_FP8)
-        return {j->l.rope + 32 * part - 2 * ROWS_FP8_NOPE, 16, ROWS_ROPE_BYTES};
-    return {j->l.nope + 32 * part, 16, 2 * DIM};
+        return {j->l.rope + 32 * part - 2 * ROWS_FP8_NOPE, 16, ROWS_ROPE_BYTES, j, part};
+    return {j->l.nope + 32 * part, 16, 2 * DIM, j, part};
+}
+
+/* As fetch.  Scales are 8 bytes, 8 from the next row's, behind which a page has room. */
+GPU_FN struct raw_part fetch_paged(const struct source *from, int32_t at)
+{
+    bool codes = from->part < ROWS_FP8_NOPE / 16;
+    uint8_t *scale;
+    const uint8_t *p = rows_place(&from->j->l, FST_MAX(at, 0), &scale);
+    const uint8_t *first = p + (codes ? 16 : 32) * from->part - (codes ? 0 : ROWS_FP8_NOPE);
+    const uint8_t *second = codes ? scale : first + 16;
+    struct rows_half low = gpu_load_as<struct rows_half>(second);
+    struct rows_half high = gpu_load_as<struct rows_half>(second + 8);
+    return {gpu_load16(first), {{low.w[0], low.w[1], high.w[0], high.w[1]}}};
 }
 
 /* 16 values of a key of the layer as they lie in memory; of others anything.  No branches, and what is loaded is
  * not looked at: lanes of a wave that load the same register behind a branch wait for each other's loads. */
 GPU_FN struct raw_part fetch(const struct source *from, int32_t at)
 {
+    if (PAGED)
+        return fetch_paged(from, at);
     const uint8_t *p = from->p + (int64_t)FST_MAX(at, 0) * from->line;
     return {gpu_load16(p), gpu_load16(p + from->second)};
 }
 
-/* Towards the card's cache: a row of the layer that will be wanted soon. */
+/* Towards the card's cache: a row of the layer that will be wanted soon; a paged one's scales. */
+GPU_FN void hint_scale(const struct attention_sm90_job *j, int32_t at)
+{
+    uint8_t *scale;
+    if (!PAGED)
+        return;
+    (void)rows_place(&j->l, at, &scale);
+    gpu_prefetch(scale);
+}
 GPU_FN void hint_row(const struct attention_sm90_job *j, int32_t at)
 {
-    bool fp8 = j->l.format == ROW_FP8;
-    int line = fp8 ? ROWS_FP8_BYTES : 2 * DIM;
+    bool coded = is_coded(j);
+    int line = coded ? ROWS_FP8_BYTES : 2 * DIM;
+    const uint8_t *p = coded ? coded_row(j, at) : j->l.nope + (int64_t)at * line;
     if (at < 0)
         return;
     for (int i = 0; i < line; i += MMA_LINE)
-        gpu_prefetch(j->l.nope + (int64_t)at * line + i);
-    if (fp8)
-        gpu_prefetch(j->l.rope + (int64_t)at * ROWS_ROPE_BYTES);
+        gpu_prefetch(p + i);
+    if (coded)
+        gpu_prefetch(rope_row(j, at) + (PAGED ? ROWS_ROPE_BYTES - 1 : 0)); /* the row's end */
+    hint_scale(j, at);
 }
 
 GPU_FN void round_own(const float *x, struct gpu_words out[2])
@@ -208,9 +261,12 @@ GPU_FN void round_own(const float *x, struct gpu_words out[2])
     }
 }
 
-/* The scale of a lane's 16 codes, as mma_unpack takes it: the row's are twice a byte, one for 4 lanes. */
+/* The scale of a lane's 16 codes, as mma_unpack takes it: the row's are twice a byte, of paged rows once, one for
+ * 4 lanes. */
 GPU_FN uint32_t find_scale(const struct raw_part *r, int part)
 {
+    if (PAGED)
+        return mma_bytes(r->b.w[0], r->b.w[1], (uint32_t)(part / 4) * 0x1111u) & 0x00ff00ffu;
     uint32_t u = part & 16 ? r->b.w[2] : r->b.w[0], v = part & 16 ? r->b.w[3] : r->b.w[1];
     uint32_t both = mma_bytes(u, v, (uint32_t)(part / 4 % 4) * 0x2222u);
     return both & 0x00ff00ffu;

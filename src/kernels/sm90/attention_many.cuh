@@ -121,22 +121,25 @@ struct codes {
     uint32_t there; /* bit u: key u of the lane has codes */
 };
 
-GPU_FN const uint8_t *coded_row(const struct attention_sm90_job *j, int32_t at)
+/* The scale of 64 values of a row, twice. */
+GPU_FN uint32_t scale_of(const struct attention_sm90_job *j, int32_t at, int block)
 {
-    return j->l.nope + (int64_t)FST_MAX(at, 0) * ROWS_FP8_BYTES;
+    uint8_t *scale;
+    if (!PAGED)
+        return *(const uint16_t *)(const void *)(coded_row(j, at) + ROWS_FP8_NOPE + block * 2);
+    (void)rows_place(&j->l, FST_MAX(at, 0), &scale);
+    return scale[block] * 0x0101u;
 }
 /* The codes of a tile whose keys are at `at`: on their way.  Of other rows anything. */
 GPU_FN void fetch_codes(const struct attention_sm90_job *j, const int32_t *at, struct codes *x)
 {
     int part = mma_anew(gpu_lane()), first = find_route(part).first, wave = loader_wave();
     x->there = 0;
-    if (j->l.format != ROW_FP8)
+    if (!is_coded(j))
         return;
     int32_t even = at[wave + part / 4 * WAVES], odd = at[(wave ^ 1) + part / 4 * WAVES];
-    const uint8_t *scale = coded_row(j, even) + ROWS_FP8_NOPE + part % 4 * 4;
-    x->even = *(const uint16_t *)(const void *)scale;
-    scale = coded_row(j, odd) + ROWS_FP8_NOPE + part % 4 * 4 + 2;
-    x->odd = *(const uint16_t *)(const void *)scale;
+    x->even = scale_of(j, even, part % 4 * 2);
+    x->odd = scale_of(j, odd, part % 4 * 2 + 1);
     GPU_UNROLL
     for (int u = 0; u < UNITS; u++) {
         int32_t mine = at[first + u * WAVES];
@@ -150,22 +153,22 @@ GPU_FN void fetch_codes(const struct attention_sm90_job *j, const int32_t *at, s
 GPU_FN void copy_plain(const struct attention_sm90_job *j, const int32_t *at, bool any,
                        uint8_t *tile)
 {
-    bool fp8 = j->l.format == ROW_FP8;
+    bool coded = is_coded(j);
     int lane = mma_anew(gpu_lane()), wave = loader_wave();
     GPU_UNROLL
     for (int i = 0; i < UNITS / 4; i++) {
         int key = wave + (lane / 8 + 4 * i) * WAVES, c = lane % 8;
         int32_t x = at[key];
-        if (fp8 && x >= 0)
+        if (coded && x >= 0)
             mma_copy16(tile + ROWS_FP8_NOPE / MMA_BLOCK * BLOCK_BYTES + mma_place(key, c),
-                       j->l.rope + (int64_t)x * ROWS_ROPE_BYTES + 16 * c);
+                       rope_row(j, x) + 16 * c);
     }
     GPU_ROLLED
     for (int key = wave; any && key < TILE; key += WAVES) {
         int32_t x = at[key];
         const uint8_t *p = x < 0 ? (const uint8_t *)j->own + (int64_t)(-1 - x) * DIM * 2
                                  : j->l.nope + (int64_t)x * DIM * 2;
-        if (fp8 && x >= 0)
+        if (coded && x >= 0)
             continue;
         GPU_UNROLL
         for (int i = 0; i < 2; i++) {
@@ -223,11 +226,13 @@ GPU_FN void hint_piece(const struct attention_sm90_job *j, const int32_t *at)
     enum { EACH = THREADS / TILE };
     int32_t x = at[loader() / EACH];
     int line = loader() % EACH;
-    if (j->l.format != ROW_FP8 || x < 0)
+    if (!is_coded(j) || x < 0)
         return;
     gpu_prefetch(coded_row(j, x) + line * (ROWS_FP8_BYTES / EACH));
     if (line == 0)
-        gpu_prefetch(j->l.rope + (int64_t)x * ROWS_ROPE_BYTES);
+        gpu_prefetch(rope_row(j, x) + (PAGED ? ROWS_ROPE_BYTES - 1 : 0));
+    if (line == 1)
+        hint_scale(j, x);
 }
 
 /* Where item i of the block is, and what the end of its row needs. */
@@ -260,7 +265,7 @@ GPU_FN void load_pieces(const struct attention_sm90_job *j, const struct many *b
     for (; p < last; p++, t++, at += TILE) {
         uint8_t *tile = b->tile + t % 2 * TILE_BYTES;
         struct range of = keys_piece(w->r, p);
-        bool any = of.kind == RANGE_POSITIONS || j->l.format != ROW_FP8 || of.hi - of.lo + 1 < TILE;
+        bool any = of.kind == RANGE_POSITIONS || !is_coded(j) || of.hi - of.lo + 1 < TILE;
         if (t >= 2)
             part_sync(TILE_FREE + t % 2, BOTH);
         copy_plain(j, at, any, tile);

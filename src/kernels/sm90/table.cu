@@ -98,7 +98,6 @@ extern "C" bool kernels_fill_sm90(void *table, size_t bytes)
     if (!kernels_fill_gpu(table, bytes))
         return false;
     k->name = "sm90";
-    k->paged = false; /* attention knows it not */
     k->scratch = kernels_scratch_sm90;
     k->attn_in = pick_attn_in;
     k->q_path = pick_q_path;
