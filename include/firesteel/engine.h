@@ -253,6 +253,41 @@ struct fst_block_time {
 };
 int fst_engine_block_times(fst_engine *e, struct fst_block_time *out, int n, bool reset);
 
+/* ------------------------------------------------------------------ grammars */
+
+struct grammar; /* what a reply may be, and the tokens it is made of (src/grammar/grammar.h) */
+struct grammar_vocab;
+typedef struct fst_grammar fst_grammar;
+
+/* A grammar for requests of one engine, which learn from each other what may follow where.  Takes
+ * fst_grammar_bytes of memory; counted.  Any thread.  g: a reference is taken; v: borrowed until this and every
+ * request that has it is freed.  FST_EINVAL: the vocabulary cannot write it. */
+enum fst_status fst_grammar_new(fst_grammar **out, struct grammar *g,
+                                const struct grammar_vocab *v);
+fst_grammar *fst_grammar_ref(fst_grammar *g);
+void fst_grammar_free(fst_grammar *g); /* gives the reference back; NULL is fine */
+size_t fst_grammar_bytes(const fst_grammar *g);
+
+enum fst_gate_event {
+    FST_GATE_SHUT,
+    FST_GATE_OPEN,  /* the grammar begins behind this id */
+    FST_GATE_BLOCK, /* the same, and grammar_text is written */
+    FST_GATE_FOUL   /* the grammar cannot be kept any more */
+};
+enum { FST_GATE_BYTES = 128 };
+
+/* Where in a reply its grammar begins.  Called from the engine's thread for each id of the reply up to there, and
+ * with copies of the state to look ahead; what it says must follow from the ids alone. */
+struct fst_gate {
+    enum fst_gate_event (*feed)(const void *rules, void *state, int32_t id);
+    /* Clears the bits of ids that would be foul next; false when there is none.  mask NULL: only that. */
+    bool (*bar)(const void *rules, const void *state, uint32_t *mask);
+    const void *rules; /* borrowed until the request is freed */
+    int32_t
+        open_id; /* opens it at any time, and is forced when the room left asks for it; -1: none */
+    uint64_t state[FST_GATE_BYTES / 8]; /* before the first id */
+};
+
 /* ------------------------------------------------------------------ requests */
 
 enum { FST_TOP_LOGPROBS_MAX = 20, FST_STOP_IDS_MAX = 64 };
@@ -262,9 +297,33 @@ struct fst_sampling {
     float top_p;       /* (0, 1]; 1 off */
     float min_p;       /* [0, 1]; 0 off */
     int top_k;         /* >= 1; 0 or -1 off */
+    /* Before everything else (src/engine/rules.h); reported log-probabilities know nothing of it. */
+    float presence_penalty, frequency_penalty; /* [-2, 2] of ids given out; 0 off */
+    float repetition_penalty;                  /* (0, 2] of ids of prompt and answer; 1 and 0 off */
     uint64_t seed;
     bool has_seed;   /* false: drawn from the engine's generator */
     uint32_t choice; /* index of this choice among n; enters the noise counter only */
+};
+
+struct fst_logit_bias {
+    int32_t id;
+    float bias; /* [-100, 100] */
+};
+
+enum fst_finish {
+    FST_FINISH_NONE,   /* still going */
+    FST_FINISH_STOP,   /* eos or a stop id (matched_id); it is the last of ids */
+    FST_FINISH_LENGTH, /* max_new_tokens or the end of the context */
+    FST_FINISH_ABORT,  /* cancelled, shut down */
+    FST_FINISH_ERROR,  /* status and error say why (deadline, NaN, ...) */
+    FST_FINISH_WATCH   /* on_token said stop */
+};
+
+/* What follows a token that was given out. */
+struct fst_verdict {
+    int32_t force; /* the next id, whatever would be drawn; -1: what is drawn */
+    bool stop;     /* the answer ends here; */
+    int64_t keep;  /* so many tokens of it belong to it */
 };
 
 struct fst_request_opts {
@@ -276,22 +335,48 @@ struct fst_request_opts {
     bool ignore_eos;
     const int32_t *stop_ids; /* end the request like eos; copied */
     size_t n_stop_ids;
+    const struct fst_logit_bias *logit_bias; /* added to the raw logits; copied; each id once */
+    size_t n_logit_bias;
     bool logprobs;                /* of the drawn tokens (log-softmax of the raw logits) */
     int top_logprobs;             /* 0 .. FST_TOP_LOGPROBS_MAX alternatives per token */
     int64_t prompt_logprobs_from; /* >= 0: log-probabilities of prompt tokens from this position
                                      (position 0 has none); -1: none */
     int prompt_top_logprobs;
-    bool no_drafting;       /* this request decodes without drafts */
+    bool no_drafting; /* this request decodes without drafts */
+    /* What may be drawn, from where the gate opens on (NULL: from the first token on).  An answer that its grammar
+     * accepts ends with FST_FINISH_STOP also where max_new_tokens ends it (matched_id -1); eos ends it in
+     * spite of ignore_eos and min_new_tokens once nothing else is legal. */
+    fst_grammar *grammar;        /* referred to; NULL: anything */
+    const struct fst_gate *gate; /* copied */
+    const char
+        *grammar_text; /* of the document: what the prompt (without a gate) or FST_GATE_BLOCK has */
+    size_t n_grammar_text;  /* written; bytes, 0xff is the mark; copied */
     uint64_t cache_salt[4]; /* whose prefixes it uses and leaves; equal salts share */
     size_t
         n_preamble; /* so many ids at the beginning are likely to be others' too (system text, tools): a
                           snapshot is kept there; 0: none */
+    fst_request
+        *after; /* of the same prompt and salt, and living: this one waits in line until that prompt
+                             is computed, so that it is computed once; NULL */
     bool report_prefix; /* fill the view's prefix: a walk over everything that is kept */
     double timeout_s;   /* 0: none; counted from submit */
     /* Called from the engine's thread whenever the view changed (new tokens, progress, end).  It
      * must not block nor call the engine; uv_async_send is what it is for.  NULL: poll. */
     void (*on_change)(void *ud);
     void *on_change_ud;
+    /* Called from the engine's thread for each token that is given out, in order, also inside of a block of
+     * drafts: n tokens are there, `id` is the last of them; `ends`: how the engine ends behind it by itself
+     * (STOP, LENGTH: then only `stop` and `keep` are looked at; else NONE).  Before the first draw it is called with n 0 and id -1.  Nothing behind
+     * a stop is kept for other requests.  It must not block nor call the engine; its answers must follow from the
+     * ids alone.  NULL: nobody asks. */
+    struct fst_verdict (*on_token)(void *ud, int64_t n, int32_t id, enum fst_finish ends);
+    void *on_token_ud;
+    /* With debug_hooks: ids given out at output positions 0 .., whatever is drawn, but for what on_token
+     * forces; copied. */
+    const int32_t *force_ids;
+    size_t n_force_ids;
+    int64_t
+        debug_retract_at; /* with debug_hooks: behind so many tokens it loses its place; 0: never */
     /* Raw logits of prompt rows, from the engine's thread: row i = logits after prompt token i
      * (vocab floats).  Returning false cancels.  NULL: not wanted. */
     bool (*on_prompt_logits)(void *ud, int64_t pos, const float *logits, int vocab);
@@ -310,14 +395,6 @@ void fst_request_cancel(fst_request *r);
 
 /* Cancel if still running and give the handle back (the engine frees it when it is done with it). */
 void fst_request_free(fst_request *r);
-
-enum fst_finish {
-    FST_FINISH_NONE,   /* still going */
-    FST_FINISH_STOP,   /* eos or a stop id (matched_id); it is the last of ids */
-    FST_FINISH_LENGTH, /* max_new_tokens or the end of the context */
-    FST_FINISH_ABORT,  /* cancelled, shut down */
-    FST_FINISH_ERROR   /* status and error say why (deadline, NaN, ...) */
-};
 
 struct fst_top_logprob {
     int32_t id;
@@ -354,6 +431,7 @@ struct fst_request_view {
     const char *error;         /* its message, "" otherwise */
     size_t n_prompt, n_cached; /* prompt tokens, and how many came from a cache */
     size_t n_prefilled;        /* prompt tokens whose KV is there (progress; includes cached) */
+    size_t queue_place;        /* 1: next in line; 0: it has a slot, or has ended */
     struct fst_prefix_report prefix;
     const float
         *prompt_logprobs; /* (n_prompt) or NULL; entries before `from` and entry 0 are NaN */

@@ -6,58 +6,6 @@
 
 #include "chat/request.h"
 
-enum { TOOLS_MAX = 512 };
-
-/* A refusal about `path`; the text continues it: ": expected string, got number". */
-__attribute__((format(printf, 4, 5))) static enum fst_status
-refuse(struct chat_request *r, const char *path, const char *code, const char *fmt, ...)
-{
-    char text[512];
-    va_list ap;
-
-    snprintf(r->error_param, sizeof r->error_param, "%s", path);
-    r->error_code = code;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    return fst_error(FST_EINVAL, "%s: %s", path, text);
-}
-
-static enum fst_status wrong_type(struct chat_request *r, const char *path, const char *expected,
-                                  json_val *v)
-{
-    return refuse(r, path, "invalid_type", "expected %s, got %s", expected,
-                  json_type_name(json_type_of(v)));
-}
-
-/* At most 64 bytes of a string that the client sent, cut at a code point. */
-static const char *shown(json_val *v, char out[68])
-{
-    size_t len = 0;
-    const char *s = json_string(v, &len);
-
-    if (len > 64)
-        for (len = 64; len > 0 && ((unsigned char)s[len] & 0xc0) == 0x80;)
-            len--;
-    snprintf(out, 68, "%.*s", (int)len, s ? s : "");
-    return out;
-}
-
-/* A member that is absent or null leaves *out as it is. */
-static enum fst_status get_bool(struct chat_request *r, json_val *o, const char *key,
-                                const char *path, bool *out)
-{
-    json_val *v = json_get(o, key);
-    enum json_type t = json_type_of(v);
-
-    if (t == JSON_NULL)
-        return FST_OK;
-    if (t != JSON_TRUE && t != JSON_FALSE)
-        return wrong_type(r, path, "boolean", v);
-    *out = t == JSON_TRUE;
-    return FST_OK;
-}
-
 /* ---- content -------------------------------------------------------------------------------- */
 
 static enum fst_status read_part(struct chat_request *r, struct chat_message *m, json_val *v,
@@ -65,7 +13,7 @@ static enum fst_status read_part(struct chat_request *r, struct chat_message *m,
 {
     static const char *const text_types[] = {"text", "input_text", "output_text"};
     json_val *type = json_get(v, "type");
-    char sub[192], word[68];
+    char sub[192];
     const char *s;
     size_t len;
 
@@ -74,15 +22,15 @@ static enum fst_status read_part(struct chat_request *r, struct chat_message *m,
         return FST_OK;
     }
     if (json_type_of(v) != JSON_OBJECT)
-        return wrong_type(r, path, "object", v);
+        return chat_wrong_type(r, path, "object", v);
     snprintf(sub, sizeof sub, "%s.type", path);
     if (!json_string(type, &len))
-        return wrong_type(r, sub, "string", type);
+        return chat_wrong_type(r, sub, "string", type);
     for (size_t i = 0; i < FST_COUNT(text_types); i++)
         if (chat_json_is(type, text_types[i])) {
             snprintf(sub, sizeof sub, "%s.text", path);
             if (!(s = json_string(json_get(v, "text"), &len)))
-                return wrong_type(r, sub, "string", json_get(v, "text"));
+                return chat_wrong_type(r, sub, "string", json_get(v, "text"));
             chat_add_text(r, m, s, len);
             return FST_OK;
         }
@@ -97,22 +45,11 @@ static enum fst_status read_part(struct chat_request *r, struct chat_message *m,
         chat_set_reasoning(r, m, s, len);
         return FST_OK;
     }
-    shown(type, word);
-    if (r->d.placeholder_parts) {
-        chat_add_other(r, m, word);
-        return FST_OK;
-    }
-    if (strstr(word, "image"))
-        return refuse(r, path, "unsupported_content", "This model does not support image input");
-    if (strstr(word, "audio"))
-        return refuse(r, path, "unsupported_content", "This model does not support audio input");
-    if (strstr(word, "file"))
-        return refuse(r, path, "unsupported_content", "This model does not support file input");
-    return refuse(r, path, "unsupported_content", "This model does not support '%s' input", word);
+    return chat_other_part(r, m, path, type);
 }
 
-static enum fst_status read_content(struct chat_request *r, struct chat_message *m, json_val *v,
-                                    const char *path)
+enum fst_status chat_read_content(struct chat_request *r, struct chat_message *m, json_val *v,
+                                  const char *path)
 {
     size_t len;
     const char *s = json_string(v, &len);
@@ -134,7 +71,7 @@ static enum fst_status read_content(struct chat_request *r, struct chat_message 
         m->content_null = true;
         return FST_OK;
     }
-    return wrong_type(r, path, "string or array", v);
+    return chat_wrong_type(r, path, "string or array", v);
 }
 
 /* ---- tools and calls ------------------------------------------------------------------------ */
@@ -148,19 +85,19 @@ static enum fst_status read_call(struct chat_request *r, struct chat_message *m,
     size_t len, a_len;
 
     if (json_type_of(v) != JSON_OBJECT)
-        return wrong_type(r, path, "object", v);
+        return chat_wrong_type(r, path, "object", v);
     snprintf(sub, sizeof sub, "%s.id", path);
     if (json_is_null(id))
         id = json_get(f, "id");
     if (!json_is_null(id) && !(i = json_string(id, &len)))
-        return wrong_type(r, sub, "string", id);
+        return chat_wrong_type(r, sub, "string", id);
     snprintf(sub, sizeof sub, "%s.function", path);
     if (json_type_of(f) != JSON_OBJECT)
-        return wrong_type(r, sub, "object", f);
+        return chat_wrong_type(r, sub, "object", f);
     name = json_get(f, "name");
     snprintf(sub, sizeof sub, "%s.function.name", path);
     if (!(n = json_string(name, &len)))
-        return wrong_type(r, sub, "string", name);
+        return chat_wrong_type(r, sub, "string", name);
     args = json_get(f, "arguments");
     if ((a = json_string(args, &a_len)))
         chat_add_call(r, m, i, n, a, a_len);
@@ -182,7 +119,7 @@ static enum fst_status read_calls(struct chat_request *r, struct chat_message *m
     if (json_is_null(v))
         return FST_OK;
     if (json_type_of(v) != JSON_ARRAY)
-        return wrong_type(r, path, "array", v);
+        return chat_wrong_type(r, path, "array", v);
     for (size_t i = 0; i < json_count(v); i++) {
         snprintf(sub, sizeof sub, "%s[%zu]", path, i);
         FST_TRY(read_call(r, m, json_at(v, i), sub));
@@ -199,27 +136,28 @@ static enum fst_status check_tool(struct chat_request *r, json_val *v, const cha
     size_t len;
 
     if (json_type_of(v) != JSON_OBJECT)
-        return wrong_type(r, path, "object", v);
+        return chat_wrong_type(r, path, "object", v);
     if (!json_is_null(type) && !chat_json_is(type, "function")) {
         snprintf(sub, sizeof sub, "%s.type", path);
-        return refuse(r, sub, "unsupported_tool", "only \"function\" is supported, got '%s'",
-                      shown(type, word));
+        return chat_refuse(r, sub, "unsupported_tool", "only \"function\" is supported, got '%s'",
+                           chat_shown(type, word));
     }
     snprintf(sub, sizeof sub, "%s.function", path);
     *function = json_get(v, "function");
     if (json_type_of(*function) != JSON_OBJECT)
-        return wrong_type(r, sub, "object", *function);
+        return chat_wrong_type(r, sub, "object", *function);
     snprintf(sub, sizeof sub, "%s.function.name", path);
     if (!json_string(json_get(*function, "name"), &len))
-        return wrong_type(r, sub, "string", json_get(*function, "name"));
+        return chat_wrong_type(r, sub, "string", json_get(*function, "name"));
     if (len == 0)
-        return refuse(r, sub, "invalid_value", "a tool must have a name");
+        return chat_refuse(r, sub, "invalid_value", "a tool must have a name");
     params = json_get(*function, "parameters");
     snprintf(sub, sizeof sub, "%s.function.parameters", path);
     if (!json_is_null(params) && json_type_of(params) != JSON_OBJECT)
-        return refuse(r, sub, "invalid_type",
-                      "Tool %zu function has invalid 'parameters' schema: expected object, got %s",
-                      i, json_type_name(json_type_of(params)));
+        return chat_refuse(
+            r, sub, "invalid_type",
+            "Tool %zu function has invalid 'parameters' schema: expected object, got %s", i,
+            json_type_name(json_type_of(params)));
     return FST_OK;
 }
 
@@ -232,9 +170,10 @@ static enum fst_status read_tools(struct chat_request *r, json_val *v, const cha
     if (json_is_null(v))
         return FST_OK;
     if (json_type_of(v) != JSON_ARRAY)
-        return wrong_type(r, path, "array", v);
-    if (n > TOOLS_MAX)
-        return refuse(r, path, "invalid_value", "at most %d tools, got %zu", TOOLS_MAX, n);
+        return chat_wrong_type(r, path, "array", v);
+    if (n > CHAT_TOOLS_MAX)
+        return chat_refuse(r, path, "invalid_value", "at most %d tools, got %zu", CHAT_TOOLS_MAX,
+                           n);
     if (m && n) {
         m->tools = arena_calloc(&r->arena, n, sizeof *m->tools);
         if (!m->tools) {
@@ -265,7 +204,7 @@ static enum fst_status read_tool_choice(struct chat_request *r, json_val *v)
     if (json_is_null(v))
         return FST_OK;
     if (json_type_of(v) != JSON_STRING && json_type_of(v) != JSON_OBJECT)
-        return wrong_type(r, "tool_choice", "string or object", v);
+        return chat_wrong_type(r, "tool_choice", "string or object", v);
     if (chat_json_is(type, "auto"))
         r->tool_choice = CHAT_TOOLS_AUTO;
     else if (chat_json_is(type, "none"))
@@ -276,12 +215,13 @@ static enum fst_status read_tool_choice(struct chat_request *r, json_val *v)
         if (json_is_null(name))
             name = json_get(v, "name");
         if (!(s = json_string(name, &len)))
-            return wrong_type(r, "tool_choice.function.name", "string", name);
+            return chat_wrong_type(r, "tool_choice.function.name", "string", name);
         r->tool_choice = CHAT_TOOLS_NAMED;
         r->tool_name = chat_copy(r, s, len);
     } else
-        return refuse(r, "tool_choice", "invalid_value",
-                      "expected auto, none, required or a function, got '%s'", shown(type, word));
+        return chat_refuse(r, "tool_choice", "invalid_value",
+                           "expected auto, none, required or a function, got '%s'",
+                           chat_shown(type, word));
     return FST_OK;
 }
 
@@ -319,15 +259,15 @@ static enum fst_status read_task(struct chat_request *r, json_val *v, const char
     if (json_is_null(v))
         return FST_OK;
     if (json_type_of(v) != JSON_STRING)
-        return wrong_type(r, path, "string", v);
+        return chat_wrong_type(r, path, "string", v);
     for (size_t i = 0; i < FST_COUNT(tasks); i++)
         if (chat_json_is(v, tasks[i].word)) {
             *out = tasks[i].task;
             return FST_OK;
         }
-    return refuse(r, path, "invalid_value",
-                  "expected action, query, authority, domain, title or read_url, got '%s'",
-                  shown(v, word));
+    return chat_refuse(r, path, "invalid_value",
+                       "expected action, query, authority, domain, title or read_url, got '%s'",
+                       chat_shown(v, word));
 }
 
 static enum fst_status read_role(struct chat_request *r, json_val *v, const char *path,
@@ -338,7 +278,7 @@ static enum fst_status read_role(struct chat_request *r, json_val *v, const char
     char word[68];
 
     if (!s)
-        return wrong_type(r, path, "string", v);
+        return chat_wrong_type(r, path, "string", v);
     *is_function = strcasecmp(s, "function") == 0;
     *role = CHAT_TOOL;
     if (*is_function)
@@ -348,10 +288,11 @@ static enum fst_status read_role(struct chat_request *r, json_val *v, const char
             *role = (enum chat_role)i;
             return FST_OK;
         }
-    return refuse(r, path, "invalid_value",
-                  "Unknown role: %s (expected system, developer, user, assistant, tool, function "
-                  "or latest_reminder)",
-                  shown(v, word));
+    return chat_refuse(
+        r, path, "invalid_value",
+        "Unknown role: %s (expected system, developer, user, assistant, tool, function "
+        "or latest_reminder)",
+        chat_shown(v, word));
 }
 
 static bool is_falsy(json_val *v)
@@ -376,7 +317,7 @@ static enum fst_status read_reasoning(struct chat_request *r, struct chat_messag
         return FST_OK;
     snprintf(path, sizeof path, "%s.%s", base, key);
     if (!(s = json_string(text, &len)))
-        return wrong_type(r, path, "string", text);
+        return chat_wrong_type(r, path, "string", text);
     chat_set_reasoning(r, m, s, len);
     return FST_OK;
 }
@@ -393,14 +334,14 @@ static enum fst_status read_message(struct chat_request *r, json_val *v, size_t 
 
     snprintf(base, sizeof base, "messages[%zu]", i);
     if (json_type_of(v) != JSON_OBJECT)
-        return wrong_type(r, base, "object", v);
+        return chat_wrong_type(r, base, "object", v);
     snprintf(path, sizeof path, "%s.role", base);
     FST_TRY(read_role(r, json_get(v, "role"), path, &role, &is_function));
     m = chat_add_message(r, role);
     if (!m)
         return FST_OK; /* remembered in r->failed */
     snprintf(path, sizeof path, "%s.content", base);
-    FST_TRY(read_content(r, m, json_get(v, "content"), path));
+    FST_TRY(chat_read_content(r, m, json_get(v, "content"), path));
     snprintf(path, sizeof path, "%s.task", base);
     FST_TRY(read_task(r, json_get(v, "task"), path, &m->task));
     if (role == CHAT_ASSISTANT) {
@@ -408,16 +349,16 @@ static enum fst_status read_message(struct chat_request *r, json_val *v, size_t 
         snprintf(path, sizeof path, "%s.tool_calls", base);
         FST_TRY(read_calls(r, m, json_get(v, "tool_calls"), path));
         snprintf(path, sizeof path, "%s.wo_eos", base);
-        FST_TRY(get_bool(r, v, "wo_eos", path, &m->wo_eos));
+        FST_TRY(chat_get_bool(r, v, "wo_eos", path, &m->wo_eos));
         snprintf(path, sizeof path, "%s.prefix", base);
-        FST_TRY(get_bool(r, v, "prefix", path, &m->is_prefix));
+        FST_TRY(chat_get_bool(r, v, "prefix", path, &m->is_prefix));
     }
     if (role == CHAT_TOOL) {
         id = json_get(v, is_function ? "name" : "tool_call_id");
         snprintf(path, sizeof path, "%s.%s", base, is_function ? "name" : "tool_call_id");
         if (!json_is_null(id)) {
             if (!(s = json_string(id, &len)))
-                return wrong_type(r, path, "string", id);
+                return chat_wrong_type(r, path, "string", id);
             m->tool_call_id = chat_copy(r, s, len);
         }
     }
@@ -433,7 +374,7 @@ static enum fst_status read_message(struct chat_request *r, json_val *v, size_t 
 static enum fst_status read_messages(struct chat_request *r, json_val *v)
 {
     if (!json_is_null(v) && json_type_of(v) != JSON_ARRAY)
-        return wrong_type(r, "messages", "array", v);
+        return chat_wrong_type(r, "messages", "array", v);
     if (json_count(v) == 0) {
         snprintf(r->error_param, sizeof r->error_param, "messages");
         r->error_code = "invalid_value";
@@ -446,31 +387,7 @@ static enum fst_status read_messages(struct chat_request *r, json_val *v)
 
 /* ---- thinking and effort -------------------------------------------------------------------- */
 
-/* One place where an effort may stand.  *seen when it does. */
-static enum fst_status read_effort(struct chat_request *r, json_val *v, const char *path,
-                                   bool *thinking, bool *seen)
-{
-    char word[68];
-    const char *s;
-    size_t len;
-    double x;
-
-    *seen = false;
-    if (json_is_null(v))
-        return FST_OK;
-    if (!(s = json_string(v, &len)) && !json_real(v, &x))
-        return wrong_type(r, path, "string or number", v);
-    if (s ? !chat_effort_parse(s, thinking, &r->effort)
-          : !chat_effort_number(x, thinking, &r->effort))
-        return refuse(r, path, "invalid_value",
-                      "expected none, minimal, low, medium, high, xhigh, max or a number from 0 to "
-                      "1, got '%s'",
-                      s ? shown(v, word) : json_number_text(v, &len));
-    *seen = true;
-    return FST_OK;
-}
-
-static enum fst_status read_thinking(struct chat_request *r, json_val *body)
+enum fst_status chat_read_thinking(struct chat_request *r, json_val *body)
 {
     json_val *kwargs = json_get(body, "chat_template_kwargs"), *think = json_get(body, "thinking");
     json_val *reasoning = json_get(body, "reasoning"), *type = json_get(think, "type");
@@ -503,12 +420,12 @@ static enum fst_status read_thinking(struct chat_request *r, json_val *body)
     else if (chat_json_is(json_get(body, "model"), "deepseek-reasoner"))
         r->thinking = true;
     for (size_t i = 0; i < FST_COUNT(efforts) && !seen; i++)
-        FST_TRY(read_effort(r, efforts[i].v, efforts[i].path, &by_effort, &seen));
+        FST_TRY(chat_read_effort(r, efforts[i].v, efforts[i].path, &by_effort, &seen));
     if (seen)
         r->thinking = by_effort;
     for (size_t i = 0; i < FST_COUNT(bools); i++) {
         if (bools[i].key) {
-            FST_TRY(get_bool(r, bools[i].object, bools[i].key, bools[i].path, &r->thinking));
+            FST_TRY(chat_get_bool(r, bools[i].object, bools[i].key, bools[i].path, &r->thinking));
             continue;
         }
         if (json_type_of(think) == JSON_TRUE || json_type_of(think) == JSON_FALSE) {
@@ -516,7 +433,7 @@ static enum fst_status read_thinking(struct chat_request *r, json_val *body)
             continue;
         }
         if (!json_is_null(think) && json_type_of(think) != JSON_OBJECT)
-            return wrong_type(r, "thinking", "object", think);
+            return chat_wrong_type(r, "thinking", "object", think);
         if (json_is_null(type))
             continue;
         if (chat_json_is(type, "enabled") || chat_json_is(type, "adaptive") ||
@@ -525,15 +442,16 @@ static enum fst_status read_thinking(struct chat_request *r, json_val *body)
         else if (chat_json_is(type, "disabled"))
             r->thinking = false;
         else if (json_type_of(type) == JSON_STRING)
-            return refuse(r, "thinking.type", "invalid_value",
-                          "expected enabled, disabled or adaptive, got '%s'", shown(type, word));
+            return chat_refuse(r, "thinking.type", "invalid_value",
+                               "expected enabled, disabled or adaptive, got '%s'",
+                               chat_shown(type, word));
         else
-            return wrong_type(r, "thinking.type", "string", type);
+            return chat_wrong_type(r, "thinking.type", "string", type);
     }
     return FST_OK;
 }
 
-static enum fst_status read_response_format(struct chat_request *r, json_val *v)
+enum fst_status chat_response_format_from_json(struct chat_request *r, json_val *v)
 {
     json_val *type = json_get(v, "type"), *schema;
     char word[68];
@@ -541,9 +459,9 @@ static enum fst_status read_response_format(struct chat_request *r, json_val *v)
     if (json_is_null(v))
         return FST_OK;
     if (json_type_of(v) != JSON_OBJECT)
-        return wrong_type(r, "response_format", "object", v);
+        return chat_wrong_type(r, "response_format", "object", v);
     if (json_type_of(type) != JSON_STRING)
-        return wrong_type(r, "response_format.type", "string", type);
+        return chat_wrong_type(r, "response_format.type", "string", type);
     if (chat_json_is(type, "text") || chat_json_is(type, "structural_tag"))
         return FST_OK; /* the second is the grammar's alone */
     if (chat_json_is(type, "json_object")) {
@@ -551,9 +469,9 @@ static enum fst_status read_response_format(struct chat_request *r, json_val *v)
         return FST_OK;
     }
     if (!chat_json_is(type, "json_schema"))
-        return refuse(r, "response_format.type", "invalid_value",
-                      "expected text, json_object, json_schema or structural_tag, got '%s'",
-                      shown(type, word));
+        return chat_refuse(r, "response_format.type", "invalid_value",
+                           "expected text, json_object, json_schema or structural_tag, got '%s'",
+                           chat_shown(type, word));
     schema = json_get(json_get(v, "json_schema"), "schema");
     if (json_is_null(schema)) {
         snprintf(r->error_param, sizeof r->error_param, "response_format.json_schema.schema");
@@ -562,9 +480,10 @@ static enum fst_status read_response_format(struct chat_request *r, json_val *v)
                          "schema_ is required for json_schema response format request.");
     }
     if (json_type_of(schema) != JSON_OBJECT && json_type_of(schema) != JSON_TRUE)
-        return wrong_type(r, "response_format.json_schema.schema", "object", schema);
+        return chat_wrong_type(r, "response_format.json_schema.schema", "object", schema);
     chat_set_response_format(r, schema);
-    return FST_OK;
+    return chat_get_bool(r, json_get(v, "json_schema"), "strict",
+                         "response_format.json_schema.strict", &r->response_strict);
 }
 
 static enum fst_status read_body(struct chat_request *r, json_val *body)
@@ -577,30 +496,38 @@ static enum fst_status read_body(struct chat_request *r, json_val *body)
         return FST_OK;
     }
     if (json_type_of(body) != JSON_OBJECT)
-        return wrong_type(r, "body", "object", body);
+        return chat_wrong_type(r, "body", "object", body);
     FST_TRY(read_messages(r, json_get(body, "messages")));
     FST_TRY(read_tools(r, json_get(body, "tools"), "tools", NULL));
     FST_TRY(read_tool_choice(r, json_get(body, "tool_choice")));
     FST_TRY(chat_check_tools(r));
-    FST_TRY(read_response_format(r, json_get(body, "response_format")));
-    FST_TRY(read_thinking(r, body));
+    FST_TRY(chat_response_format_from_json(r, json_get(body, "response_format")));
+    FST_TRY(chat_read_thinking(r, body));
     FST_TRY(read_task(r, json_get(body, "task"), "task", &r->task));
-    FST_TRY(get_bool(r, body, "parallel_tool_calls", "parallel_tool_calls", &r->parallel_calls));
-    FST_TRY(get_bool(r, body, "separate_reasoning", "separate_reasoning", &r->separate_reasoning));
-    FST_TRY(get_bool(r, body, "drop_thinking", "drop_thinking", &r->drop_thinking));
     FST_TRY(
-        get_bool(r, body, "add_generation_prompt", "add_generation_prompt", &r->generation_prompt));
+        chat_get_bool(r, body, "parallel_tool_calls", "parallel_tool_calls", &r->parallel_calls));
     FST_TRY(
-        get_bool(r, body, "continue_final_message", "continue_final_message", &r->continue_final));
+        chat_get_bool(r, body, "separate_reasoning", "separate_reasoning", &r->separate_reasoning));
+    FST_TRY(chat_get_bool(r, body, "drop_thinking", "drop_thinking", &r->drop_thinking));
+    FST_TRY(chat_get_bool(r, body, "add_generation_prompt", "add_generation_prompt",
+                          &r->generation_prompt));
+    FST_TRY(chat_get_bool(r, body, "continue_final_message", "continue_final_message",
+                          &r->continue_final));
     if (r->failed)
         return FST_OK; /* the caller says so */
     last = &r->messages[r->n_messages - 1];
     if (r->continue_final && last->role != CHAT_ASSISTANT)
-        return refuse(r, "continue_final_message", "invalid_value",
-                      "the last message must be the assistant's, got %s",
-                      chat_role_name(last->role));
+        return chat_refuse(r, "continue_final_message", "invalid_value",
+                           "the last message must be the assistant's, got %s",
+                           chat_role_name(last->role));
     r->continue_final |= last->is_prefix;
     return FST_OK;
+}
+
+enum fst_status chat_tools_from_json(struct chat_request *r, json_val *v)
+{
+    FST_TRY(read_tools(r, v, "tools", NULL));
+    return r->failed ? fst_error(FST_ENOMEM, "no memory for a chat request") : FST_OK;
 }
 
 enum fst_status chat_request_from_json(struct chat_request *r, json_val *body,

@@ -1,9 +1,10 @@
 /* chat.h - messages to prompt text, model text to messages, in DeepSeek-V4's format.
  *
  * Dialect-free: HTTP handlers turn their bodies into a struct chat_request (chat_request_from_json
- * for OpenAI-style bodies, the chat_add_* calls for the others), chat_render makes the prompt, and
- * chat/stream.h turns sampled ids into events.  Format: DeepSeek-V4 reference encoding
- * (encoding_dsv4.py); texts that must be exact stand in chat/protocol.h.
+ * for OpenAI-style bodies, chat_request_from_messages for Anthropic's, the chat_add_* calls for
+ * others), chat_render makes the prompt, and chat/stream.h turns sampled ids into events.  Format:
+ * DeepSeek-V4 reference encoding (encoding_dsv4.py); texts that must be exact stand in
+ * chat/protocol.h.
  *
  * Memory: a chat_request owns copies of everything put into it.  Threads: none of these objects is
  * shared; one thread at a time each. */
@@ -73,6 +74,7 @@ struct chat_tool {
     struct chat_param *params;
     size_t n_params;
     bool strict; /* the client asked for a grammar */
+    bool custom; /* takes plain text, its one parameter "input" (Responses) */
 };
 
 struct chat_message {
@@ -121,6 +123,10 @@ struct chat_request {
     struct chat_str tool_name;       /* for CHAT_TOOLS_NAMED */
     bool parallel_calls;             /* true */
     struct chat_str response_format; /* prompt-style JSON: {"type": "json_object"} or the schema */
+    bool response_is_schema;         /* the latter */
+    bool response_strict;            /* every keyword of it must hold */
+    const char *
+        response_param; /* static: where its schema stood; NULL: response_format.json_schema.schema */
     enum chat_task task;
     bool thinking;
     enum chat_effort effort;
@@ -156,6 +162,16 @@ void chat_request_release(struct chat_request *r);
 enum fst_status chat_request_from_json(struct chat_request *r, json_val *body,
                                        const struct chat_defaults *d);
 
+/* The same for a body of Anthropic's Messages API: system, messages with their blocks, tools,
+ * tool_choice, thinking, output_config.effort.  Thinking is off unless the body turns it on. */
+enum fst_status chat_request_from_messages(struct chat_request *r, json_val *body,
+                                           const struct chat_defaults *d);
+
+/* The same for a body of OpenAI's Responses API: instructions, input, tools, tool_choice, text.format,
+ * reasoning.effort.  before: items of the conversation that stand before the input, or NULL. */
+enum fst_status chat_request_from_responses(struct chat_request *r, json_val *body,
+                                            json_val *before, const struct chat_defaults *d);
+
 /* For other dialects.  All copy; a failed allocation is remembered in r->failed and the call then
  * does nothing or returns NULL, which the others accept.  A message pointer is valid until the next
  * chat_add_message. */
@@ -174,6 +190,9 @@ void chat_add_tool(struct chat_request *r, const char *name, json_val *descripti
 void chat_add_tool_json(struct chat_request *r, json_val *function);
 /* schema NULL: json_object. */
 void chat_set_response_format(struct chat_request *r, json_val *schema);
+/* Single fields of an OpenAI-style body, where the request was made in another way. */
+enum fst_status chat_response_format_from_json(struct chat_request *r, json_val *v);
+enum fst_status chat_tools_from_json(struct chat_request *r, json_val *v);
 /* tool_choice against the tools: FST_EINVAL when required or named without such a tool. */
 enum fst_status chat_check_tools(struct chat_request *r);
 

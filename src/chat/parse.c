@@ -86,6 +86,11 @@ enum fst_status chat_parser_new(struct chat_parser **out, const struct chat_pars
     if (!p)
         return no_memory();
     p->o = *o;
+    if (!buf_reserve(&p->in, 1024)) { /* newlines, a tag: more is asked for by tool calls alone */
+        mem_free(p);
+        *out = NULL;
+        return no_memory();
+    }
     if (!p->o.call_id)
         p->o.call_id = chat_call_id_random;
     p->skip_newlines = !o->keep_leading;

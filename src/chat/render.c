@@ -758,10 +758,8 @@ static void put_server_end(struct render *w)
         return;
     if (!w->is_open && !last->wo_eos)
         put_header(w, w->thinking);
-    if (!forced || last->task != CHAT_TASK_NONE)
-        return;
-    if (w->in_think)
-        put_think(w, false);
+    if (!forced || last->task != CHAT_TASK_NONE || w->in_think)
+        return; /* behind thoughts the grammar asks for the calls */
     put(w, "\n\n" PROTOCOL_CALLS_OPEN);
     w->p->start = CHAT_START_BLOCK;
     if (r->tool_choice == CHAT_TOOLS_NAMED) {

@@ -140,6 +140,7 @@ void chat_set_response_format(struct chat_request *r, json_val *schema)
 {
     static const char object[] = "{\"type\": \"json_object\"}";
 
+    r->response_is_schema = schema != NULL;
     r->response_format =
         schema ? chat_copy_json(r, schema) : chat_copy(r, object, sizeof object - 1);
 }
@@ -150,6 +151,98 @@ bool chat_json_is(json_val *v, const char *s)
     const char *p = json_string(v, &len);
 
     return p && len == strlen(s) && memcmp(p, s, len) == 0;
+}
+
+/* ---- refusals ------------------------------------------------------------------------------- */
+
+enum fst_status chat_refuse(struct chat_request *r, const char *path, const char *code,
+                            const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+
+    snprintf(r->error_param, sizeof r->error_param, "%s", path);
+    r->error_code = code;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return fst_error(FST_EINVAL, "%s: %s", path, text);
+}
+
+enum fst_status chat_wrong_type(struct chat_request *r, const char *path, const char *expected,
+                                json_val *v)
+{
+    return chat_refuse(r, path, "invalid_type", "expected %s, got %s", expected,
+                       json_type_name(json_type_of(v)));
+}
+
+const char *chat_shown(json_val *v, char out[68])
+{
+    size_t len = 0;
+    const char *s = json_string(v, &len);
+
+    if (len > 64)
+        for (len = 64; len > 0 && ((unsigned char)s[len] & 0xc0) == 0x80;)
+            len--;
+    snprintf(out, 68, "%.*s", (int)len, s ? s : "");
+    return out;
+}
+
+enum fst_status chat_get_bool(struct chat_request *r, json_val *o, const char *key,
+                              const char *path, bool *out)
+{
+    json_val *v = json_get(o, key);
+    enum json_type t = json_type_of(v);
+
+    if (t == JSON_NULL)
+        return FST_OK;
+    if (t != JSON_TRUE && t != JSON_FALSE)
+        return chat_wrong_type(r, path, "boolean", v);
+    *out = t == JSON_TRUE;
+    return FST_OK;
+}
+
+enum fst_status chat_other_part(struct chat_request *r, struct chat_message *m, const char *path,
+                                json_val *type)
+{
+    static const char *const kinds[] = {"image", "audio", "document", "file"};
+    char word[68];
+
+    chat_shown(type, word);
+    if (r->d.placeholder_parts) {
+        chat_add_other(r, m, word);
+        return FST_OK;
+    }
+    for (size_t i = 0; i < FST_COUNT(kinds); i++)
+        if (strstr(word, kinds[i]))
+            return chat_refuse(r, path, "unsupported_content",
+                               "This model does not support %s input", kinds[i]);
+    return chat_refuse(r, path, "unsupported_content", "This model does not support '%s' input",
+                       word);
+}
+
+enum fst_status chat_read_effort(struct chat_request *r, json_val *v, const char *path,
+                                 bool *thinking, bool *seen)
+{
+    char word[68];
+    const char *s;
+    size_t len;
+    double x;
+
+    *seen = false;
+    if (json_is_null(v))
+        return FST_OK;
+    if (!(s = json_string(v, &len)) && !json_real(v, &x))
+        return chat_wrong_type(r, path, "string or number", v);
+    if (s ? !chat_effort_parse(s, thinking, &r->effort)
+          : !chat_effort_number(x, thinking, &r->effort))
+        return chat_refuse(
+            r, path, "invalid_value",
+            "expected none, minimal, low, medium, high, xhigh, max or a number from 0 to "
+            "1, got '%s'",
+            s ? chat_shown(v, word) : json_number_text(v, &len));
+    *seen = true;
+    return FST_OK;
 }
 
 /* ---- words ---------------------------------------------------------------------------------- */

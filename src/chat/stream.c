@@ -11,7 +11,7 @@
 #include "chat/protocol.h"
 #include "chat/stops.h"
 
-enum { IDS_REMEMBERED = 8192 }; /* looking further back is only for endless runs of newlines */
+enum { IDS_REMEMBERED = 1024 }; /* looking further back is only for endless runs of newlines */
 
 struct chat_stream {
     struct chat_stream_opts o;
@@ -163,6 +163,18 @@ static void on_event(void *ud, const struct chat_event *e)
 
 /* ---- driving -------------------------------------------------------------------------------- */
 
+/* What thoughts and content need: more is asked for only by tokens of many bytes, and by tool calls. */
+static bool reserve(struct chat_stream *s)
+{
+    enum { TOKEN_BYTES = 512 };
+    size_t longest = 0;
+
+    for (size_t i = 0; i < s->stops.n; i++)
+        longest = FST_MAX(longest, (size_t)s->stops.one[i].len);
+    return buf_reserve(&s->text, TOKEN_BYTES) && buf_reserve(&s->held, longest + TOKEN_BYTES) &&
+           buf_reserve(&s->ends, (IDS_REMEMBERED + 2) * sizeof(uint64_t));
+}
+
 enum fst_status chat_stream_new(struct chat_stream **out, const struct chat_stream_opts *o)
 {
     struct chat_stream *s = mem_calloc(1, sizeof *s);
@@ -179,6 +191,8 @@ enum fst_status chat_stream_new(struct chat_stream **out, const struct chat_stre
     s->ud = po.ud;
     s->result.stop_index = -1;
     rc = stops_init(&s->stops, o->stops, o->n_stops);
+    if (rc == FST_OK && !reserve(s))
+        rc = no_memory();
     if (rc == FST_OK && o->kind == CHAT_STREAM_CHAT) {
         po.event = on_event;
         po.ud = s;
@@ -283,6 +297,11 @@ enum fst_status chat_stream_finish(struct chat_stream *s, enum chat_end end)
         s->result.finish = CHAT_FINISH_STOP; /* the end of the text completed a stop string */
     s->result.reasoning_tokens = FST_MIN(s->result.reasoning_tokens, s->result.n_tokens);
     return failed(s) ? no_memory() : FST_OK;
+}
+
+bool chat_stream_in_reasoning(const struct chat_stream *s)
+{
+    return s->parser && chat_parser_in_reasoning(s->parser);
 }
 
 const struct chat_stream_result *chat_stream_result(const struct chat_stream *s)

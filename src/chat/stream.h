@@ -49,6 +49,7 @@ enum fst_status chat_stream_feed(struct chat_stream *s, int32_t id, bool is_stop
 /* Flushes what is held and decides the finish reason: a matched stop string is "stop", complete
  * tool calls "tool_calls" unless the end is CHAT_END_LENGTH or _ABORT. */
 enum fst_status chat_stream_finish(struct chat_stream *s, enum chat_end end);
+bool chat_stream_in_reasoning(const struct chat_stream *s); /* of what is certain by now */
 const struct chat_stream_result *chat_stream_result(const struct chat_stream *s);
 /* Whether token i (0-based, fed and counted) was sampled in reasoning. */
 static inline bool chat_stream_is_reasoning(const struct chat_stream_result *r, uint64_t i)

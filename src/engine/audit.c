@@ -28,8 +28,9 @@ bool audit_choose(struct audit *a)
 void audit_keep(fst_engine *e, fst_request *r, int64_t at, int row)
 {
     if (at < r->n_audit)
-        r->audit[at] =
-            (struct audit_row){.hash = e->recorder.hash[row], .logprob = e->sample[row].logprob};
+        r->audit[at] = (struct audit_row){.hash = e->recorder.hash[row],
+                                          .logprob = e->sample[row].logprob,
+                                          .forced = e->sample[row].forced};
 }
 
 static void count_waiting(struct audit *a)
@@ -64,6 +65,7 @@ static void pop(fst_engine *e)
     a->slot = a->tries = 0;
     a->bytes -= r->block_bytes;
     memmove(a->queue, a->queue + 1, (size_t)(--a->n) * sizeof(a->queue[0]));
+    masks_leave(&r->masks);
     request_unref(r);
     count_waiting(a);
 }
@@ -122,7 +124,8 @@ static const char *difference(const fst_engine *e, const fst_request *r, int64_t
 
     if (kept->hash && hash && kept->hash != hash)
         return "hash of the logits";
-    if (reject_applies(
+    if (kept->forced ||
+        reject_applies(
             e, r)) /* draws depend on the rounds, and their log-probabilities are of other ids */
         return NULL;
     if (now->id != r->ids[r->n_prompt + at])
@@ -173,7 +176,8 @@ static void slice(fst_engine *e)
                               .pos = a->n_done,
                               .ids = r->ids + a->n_done,
                               .n_rows = n,
-                              .n_logits = n_logits};
+                              .n_logits = n_logits,
+                              .n_ruled = n_logits};
     if (rerun_step(e, &span, 1, &rows) < 0) {
         log_error("audit", "%s", fst_error_text());
         a->stats.abandoned++;

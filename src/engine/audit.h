@@ -38,6 +38,7 @@ enum {
 struct audit_row {
     uint64_t hash; /* 0: not kept */
     float logprob;
+    bool forced; /* not drawn */
 };
 
 struct audit {

@@ -216,6 +216,15 @@ void debug_step(struct fst_engine *e)
         e->debug.step_len = debug_draw_len(&e->debug, e->gamma);
 }
 
+bool debug_retracts(const struct fst_engine *e, struct fst_request *r)
+{
+    int64_t at = r->o.debug_retract_at;
+
+    if (!e->debug.on || at <= 0 || r->debug.retracted || r->n_known - r->n_prompt < at)
+        return false;
+    return r->debug.retracted = true;
+}
+
 static const struct debug_known *known_of(const struct debug_hooks *d, const struct fst_request *r)
 {
     for (size_t i = 0; i < d->n_known; i++)
@@ -271,21 +280,18 @@ void debug_logits(const struct fst_engine *e, float *logits, int64_t out_pos, in
         logits[i * d->vocab + d->vocab / 2] += 0.5f;
 }
 
-int debug_accept(const struct fst_engine *e, const struct fst_request *r, struct sample_row *row,
-                 int n_draft, int k)
+void debug_accept(const struct fst_engine *e, int32_t draft, struct sample_row *row, int i,
+                  int n_draft, bool *stands)
 {
     const struct debug_hooks *d = &e->debug;
-    int32_t bonus = row[k].id;
 
-    if (d->reject_at)
-        k = FST_MIN(k, d->reject_at - 1);
-    if (d->acc_len <= 0)
-        return k;
-    k = FST_MIN(d->step_len - 1, n_draft);
-    for (int i = 0; i < k; i++)
-        row[i].id = r->ids[r->n_known + i];
-    row[k].id = bonus;
-    return k;
+    if (d->reject_at && i == d->reject_at - 1)
+        *stands = false;
+    if (d->acc_len <= 0 || row->id < 0)
+        return;
+    *stands = i < FST_MIN(d->step_len - 1, n_draft);
+    if (*stands)
+        row->id = draft;
 }
 
 void debug_commit(const struct fst_engine *e, const struct fst_request *r, int64_t n_before)

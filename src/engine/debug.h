@@ -5,6 +5,9 @@
  *   --simulate-acc-len A   every round accepts so many drafts, right or wrong (dspark.md 6.1)
  *   --debug-spoil WHAT     a fault for the audit to find: one row of logits, or one row of KV
  *
+ * and of a request, ids that are given out whatever is drawn (force_ids), and a token behind which it loses its place
+ * as if pages had run out (retract_at).
+ *
  * All of them are refused without --debug-hooks, and with it `label` goes into every answer, log line and
  * result, so that nobody takes what comes out for the model's.  The first two change no token: they try
  * what happens behind an acceptance or a rejection.
@@ -56,6 +59,7 @@ struct debug_request {
     const struct debug_known *known; /* borrowed; NULL: not in the file */
     bool looked_up;
     size_t n_rounds;
+    bool retracted;
 };
 
 /* Check the options and read the drafter's file.  FST_EINVAL names the flag; FST_EFORMAT the file and the
@@ -69,14 +73,16 @@ int debug_draw_len(struct debug_hooks *d, int gamma);
 
 /* Before a step. */
 void debug_step(struct fst_engine *e);
+/* Has r, which runs, come to where it shall lose its place?  True once. */
+bool debug_retracts(const struct fst_engine *e, struct fst_request *r);
 /* Behind the drafter: what is proposed for r (ids behind its known ones), in place. */
 void debug_draft(struct fst_engine *e, struct fst_request *r);
 /* Before logits (n, vocab) of rows with output positions out_pos.. are looked at. */
 void debug_logits(const struct fst_engine *e, float *logits, int64_t out_pos, int n);
-/* What is accepted instead of k of n_draft.  When acceptance is simulated, drafts become what the rows have
- * drawn: row[0..k-1].id are the drafts, and row[k].id the real bonus (log-probabilities stay the target's). */
-int debug_accept(const struct fst_engine *e, const struct fst_request *r, struct sample_row *row,
-                 int n_draft, int k);
+/* Whether draft i of n_draft stands, after its row was drawn.  When acceptance is simulated, the draft becomes what
+ * the row has drawn (its log-probability stays the target's). */
+void debug_accept(const struct fst_engine *e, int32_t draft, struct sample_row *row, int i,
+                  int n_draft, bool *stands);
 /* Behind the commit of r, whose positions from n_before on are new. */
 void debug_commit(const struct fst_engine *e, const struct fst_request *r, int64_t n_before);
 

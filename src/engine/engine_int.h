@@ -15,6 +15,8 @@
 #include "engine/debug.h"
 #include "engine/recorder.h"
 #include "engine/reject.h"
+#include "engine/masks.h"
+#include "engine/rules.h"
 #include "engine/draft.h"
 #include "firesteel/engine.h"
 #include "kernels/kernels.h"
@@ -52,13 +54,22 @@ struct fst_request {
     struct door *door;
     atomic_int refs; /* user, engine */
     atomic_bool cancel;
-    fst_request *next; /* queue link */
+    atomic_size_t place; /* in line, from 1; 0: out of it */
+    fst_request *next;   /* queue link */
+    fst_request *after;  /* a reference, until it need not be waited for any more; NULL */
+    bool ended;          /* engine's thread */
 
     struct fst_request_opts o; /* pointers replaced by our copies */
     struct sample_params sampling;
     int32_t end_ids[ENGINE_END_IDS]; /* eos and stop ids: banned below min_new_tokens */
     int n_end_ids;
     int32_t eos_id;
+    struct masks masks; /* the grammar */
+    struct rules rules;
+    int32_t *force_ids; /* (n_force_ids) */
+    int64_t n_force_ids;
+    struct fst_verdict verdict; /* of the watcher, about the next token */
+    int64_t n_reply;            /* tokens of the answer once it has ended; -1: all */
     int64_t n_scored;   /* prompt rows that were scored (a resumed request is not scored again) */
     bool scores_prompt; /* prompt rows give log-probabilities or go to a call-back */
     int64_t max_new;    /* after clamping */
@@ -286,5 +297,12 @@ void prefix_stats(fst_engine *e);
 void *engine_thread(void *engine);
 /* Row `index` of the next draw is token out_pos of r. */
 void step_sample_row(fst_engine *e, const fst_request *r, int index, uint32_t out_pos);
+/* Draws row `index` by r's rules, which stand in front of it; raw: its logits.  *target: those that it was drawn
+ * from, until the next call. */
+enum fst_status step_draw_by_rules(fst_engine *e, fst_request *r, int index, float *raw,
+                                   float **target);
+/* Behind any draw of row `index`: an eos that may not be yet is drawn again.  So rows in front of a grammar need no
+ * mask of their own, and it is the same draw with one. */
+enum fst_status step_draw_on(fst_engine *e, fst_request *r, int index, float *raw, float **target);
 
 #endif

@@ -509,6 +509,7 @@ static void keep_at(fst_engine *e, fst_request *r, int64_t n)
 void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, bool ends)
 {
     int64_t stride = r->n_committed / PREFIX_STRIDE * PREFIX_STRIDE;
+    int64_t end = r->n_reply < 0 ? r->n_known : r->n_prompt + r->n_reply;
 
     if (!e->prefix)
         return;
@@ -518,10 +519,10 @@ void prefix_keep(fst_engine *e, fst_request *r, int64_t n_before, bool ends)
         keep_at(e, r, r->n_fork);
     if (preamble_of(r) > n_before)
         keep_at(e, r, preamble_of(r));
-    if (stride > n_before)
+    if (stride > n_before && stride <= end)
         keep_at(e, r, stride);
-    if (ends) /* not what was computed behind the last token that was given out */
-        keep_at(e, r, FST_MIN(r->n_committed, r->n_known - 1));
+    if (ends) /* not what was computed behind the last token of the answer */
+        keep_at(e, r, FST_MIN(r->n_committed, end - 1));
 }
 
 void prefix_let_go(fst_engine *e, fst_request *r)

@@ -94,7 +94,27 @@ static int32_t *get_ids(struct line *l, json_val *v, const char *key, int64_t *n
     return ids;
 }
 
-/* [[id,] bits, hash] for each row. */
+static struct fst_logit_bias *get_bias(struct line *l, json_val *v, int64_t *n)
+{
+    json_val *list = json_get(v, "logit_bias");
+    size_t count = json_count(list);
+    struct fst_logit_bias *bias = take(l, count, sizeof *bias);
+    int64_t id = 0;
+
+    *n = 0;
+    if (json_type_of(list) != JSON_ARRAY)
+        fault(l, "logit_bias", "an array");
+    for (size_t i = 0; i < count && l->rc == FST_OK; i++) {
+        json_val *pair = json_at(list, i);
+        if (!json_int(json_at(pair, 0), &id) || id < 0 || id > INT32_MAX)
+            fault(l, "logit_bias", "an id and the bits of a bias for each");
+        bias[i] = (struct fst_logit_bias){(int32_t)id, get_bits(l, json_at(pair, 1), "logit_bias")};
+    }
+    *n = l->rc == FST_OK ? (int64_t)count : 0;
+    return bias;
+}
+
+/* [[id,] bits, hash, forced] for each row. */
 static struct record_drawn *get_drawn(struct line *l, json_val *v, const char *key, bool ids,
                                       int64_t *n)
 {
@@ -107,9 +127,11 @@ static struct record_drawn *get_drawn(struct line *l, json_val *v, const char *k
         fault(l, key, "an array");
     for (size_t i = 0; i < count && l->rc == FST_OK; i++) {
         json_val *row = json_at(list, i);
-        int64_t id = 0;
-        if (json_count(row) != (ids ? 3u : 2u) || (ids && !json_int(json_at(row, 0), &id)))
-            fault(l, key, "an id, the bits of a log-probability and a hash for each row");
+        int64_t id = 0, was_forced = 0;
+        if (json_count(row) != (ids ? 4u : 3u) || (ids && !json_int(json_at(row, 0), &id)) ||
+            !json_int(json_at(row, ids + 2u), &was_forced))
+            fault(l, key, "an id, the bits of a log-probability, a hash and 0 or 1 for each row");
+        d[i].forced = was_forced != 0;
         d[i].id = (int32_t)id;
         d[i].logprob = get_bits(l, json_at(row, ids), key);
         d[i].hash = get_word(l, json_at(row, ids + 1u), key, 16);
@@ -169,6 +191,10 @@ static void read_request(struct line *l, json_val *v)
         .top_k = (int)get_int(l, v, "top_k", -1, INT32_MAX),
         .seed = get_word(l, json_get(v, "seed"), "seed", 10),
         .choice = (uint32_t)get_int(l, v, "choice", 0, UINT32_MAX)};
+    q->presence = get_bits(l, json_get(v, "presence_penalty"), "presence_penalty");
+    q->frequency = get_bits(l, json_get(v, "frequency_penalty"), "frequency_penalty");
+    q->repetition = get_bits(l, json_get(v, "repetition_penalty"), "repetition_penalty");
+    q->bias = get_bias(l, v, &q->n_bias);
     q->end_ids = get_ids(l, v, "end_ids", &q->n_end_ids);
     q->ids = get_ids(l, v, "ids", &q->n_ids);
     if (l->rc == FST_OK && q->n_ids < q->n_prompt)

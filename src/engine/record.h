@@ -4,6 +4,7 @@
 
 #include "base/arena.h"
 #include "base/json.h"
+#include "firesteel/engine.h"
 #include "sample/sample.h"
 
 /* All pointers: into the record's arena. */
@@ -11,6 +12,7 @@ struct record_drawn {
     int32_t id;
     float logprob;
     uint64_t hash; /* 0: not kept */
+    bool forced;   /* id was not drawn */
 };
 
 struct record_request {
@@ -18,6 +20,9 @@ struct record_request {
     int32_t *ids, *end_ids;
     int64_t n_ids, n_prompt, n_end_ids, min_new;
     struct sample_params sampling;
+    float presence, frequency, repetition;
+    struct fst_logit_bias *bias;
+    int64_t n_bias;
     struct record_drawn *audited; /* id: not used */
     int64_t n_audited;
     uint64_t last_step; /* index of the last step with it */

@@ -1,6 +1,6 @@
 /* record_file.c - the recorder's rings as a file: JSON, one object a line.
  *
- *   {"record":1, ...}     what the engine was opened with, why the record was written
+ *   {"record":2, ...}     what the engine was opened with, why the record was written
  *   {"request":N, ...}    ids and sampling of each request that the steps name; what the audit compared
  *   {"step":N, "spans":[...]}
  *   {"end":steps}         so that a torn file is told
@@ -105,17 +105,24 @@ static void put_request(struct out *o, const fst_request *r, bool audited)
 
     buf_printf(b,
                "{\"request\":%llu,\"n_prompt\":%lld,\"temperature\":%u,\"top_p\":%u,\"min_p\":%u,"
-               "\"top_k\":%d,\"seed\":\"%llu\",\"choice\":%u,\"min_new_tokens\":%lld",
+               "\"top_k\":%d,\"seed\":\"%llu\",\"choice\":%u,\"min_new_tokens\":%lld,"
+               "\"presence_penalty\":%u,\"frequency_penalty\":%u,\"repetition_penalty\":%u,"
+               "\"logit_bias\":[",
                (unsigned long long)r->number, (long long)r->n_prompt, bits_of(s->temperature),
                bits_of(s->top_p), bits_of(s->min_p), s->top_k, (unsigned long long)s->seed,
-               s->choice, (long long)r->o.min_new_tokens);
+               s->choice, (long long)r->o.min_new_tokens, bits_of(r->o.sampling.presence_penalty),
+               bits_of(r->o.sampling.frequency_penalty), bits_of(r->o.sampling.repetition_penalty));
+    for (size_t i = 0; i < r->rules.n_bias; i++)
+        buf_printf(b, "%s[%d,%u]", i ? "," : "", r->rules.bias[i].id,
+                   bits_of(r->rules.bias[i].bias));
+    buf_putc(b, ']');
     put_ids(o, "end_ids", r->end_ids, r->n_end_ids);
     put_ids(o, "ids", r->ids, r->n_known);
     if (audited) {
         buf_puts(b, ",\"audited\":[");
         for (int64_t i = 0; i < r->n_audit && i < r->n_known - r->n_prompt; i++) {
-            buf_printf(b, "%s[%u,\"%016llx\"]", i ? "," : "", bits_of(r->audit[i].logprob),
-                       (unsigned long long)r->audit[i].hash);
+            buf_printf(b, "%s[%u,\"%016llx\",%d]", i ? "," : "", bits_of(r->audit[i].logprob),
+                       (unsigned long long)r->audit[i].hash, r->audit[i].forced || r->masks.of);
             flush(o, PIECE_BYTES);
         }
         buf_putc(b, ']');
@@ -142,11 +149,11 @@ static void put_span(struct out *o, const struct recorder *k, const struct recor
                                  : k->row[(s->row + (uint64_t)(i - n_known)) % k->max_rows].id;
         buf_printf(b, "%s%d", i ? "," : "", id);
     }
-    buf_puts(b, "],\"drawn\":["); /* id, log-probability, hash of the row */
+    buf_puts(b, "],\"drawn\":["); /* id, log-probability, hash of the row, 1: was forced */
     for (int i = 0; i < s->n_logits; i++) {
         const struct recorder_row *x = &k->row[(s->row + (uint64_t)i) % k->max_rows];
-        buf_printf(b, "%s[%d,%u,\"%016llx\"]", i ? "," : "", x->draw, bits_of(x->logprob),
-                   (unsigned long long)x->hash);
+        buf_printf(b, "%s[%d,%u,\"%016llx\",%d]", i ? "," : "", x->draw, bits_of(x->logprob),
+                   (unsigned long long)x->hash, x->forced);
     }
     buf_puts(b, "]}");
     flush(o, PIECE_BYTES);

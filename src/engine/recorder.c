@@ -207,12 +207,14 @@ void recorder_note(fst_engine *e, int s, const struct step_span *span, int sampl
                                                                   .kind = span->kind,
                                                                   .finish = (uint8_t)finish};
     step->n_spans++;
+    bool by_grammar = e->span_request[s]->masks.of != NULL; /* which no record holds */
     for (int i = 0; i < n_logits; i++) {
         const struct sample_row *x = &e->sample[sample_first + i];
         k->row[k->n_rows++ % k->max_rows] =
             (struct recorder_row){.id = e->row_id[e->span_first[s] + span->n_rows - n_logits + i],
                                   .draw = x->id,
                                   .logprob = x->logprob,
+                                  .forced = x->forced || by_grammar,
                                   .hash = k->hash[sample_first + i]};
     }
 }

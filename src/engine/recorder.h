@@ -28,12 +28,13 @@ enum {
     RECORDER_HELD = 4096, /* requests */
     RECORDER_HELD_BYTES = 64 << 20,
     RECORDER_CARD_STRIDE = 64,
-    RECORDER_VERSION = 1
+    RECORDER_VERSION = 2
 };
 
 struct recorder_row {
     int32_t id, draw; /* computed from; drawn behind it */
     float logprob;
+    bool forced;   /* not drawn */
     uint64_t hash; /* of the raw logits; 0: not kept */
 };
 

@@ -43,36 +43,24 @@ enum fst_status reject_arrays(fst_engine *e)
 
 bool reject_applies(const fst_engine *e, const fst_request *r)
 {
-    return e->rejection && r->sampling.temperature > 0;
+    /* A grammar knows ends that may not be drawn yet (step_draw_on). */
+    return e->rejection && r->sampling.temperature > 0 && !r->masks.of;
 }
 
-int reject_accept(fst_engine *e, const fst_request *r, const float *logits, struct sample_row *row,
-                  int n_draft)
+int32_t reject_row(fst_engine *e, const fst_request *r, const float *target, int i)
 {
     int vocab = e->info.vocab_size;
-    const float *lse = e->sampler.lse + (row - e->sample);
+    int64_t draft_row = (int64_t)r->draft_at * e->draft.gamma + i;
     int32_t bonus;
-    struct spec_reject_args a = {.target = logits,
-                                 .draft = e->draft_logits +
-                                          (int64_t)r->draft_at * e->draft.gamma * vocab,
+    struct spec_reject_args a = {.target = target,
+                                 .draft = e->draft_logits + draft_row * vocab,
                                  .id = r->ids + r->n_known,
-                                 .n_draft = n_draft,
+                                 .n_draft = 1,
                                  .vocab = vocab,
                                  .temperature = r->sampling.temperature,
                                  .seed = r->sampling.seed,
                                  .choice = r->sampling.choice,
                                  .out_pos = (uint32_t)(r->n_known - r->n_prompt)};
 
-    for (int i = 0; i <= n_draft; i++)
-        if (row[i].id < 0) /* not a number: nothing behind it stands */
-            a.n_draft = FST_MIN(a.n_draft, i);
-    int k = spec_reject(&a, &bonus);
-    for (int i = 0; i <= k; i++) {
-        int32_t id = i < k ? a.id[i] : bonus;
-        if (id < 0) /* the target's own draw */
-            break;
-        row[i].id = id;
-        row[i].logprob = logits[(int64_t)i * vocab + id] - lse[i];
-    }
-    return k;
+    return spec_reject(&a, &bonus) == 1 ? a.id[0] : bonus;
 }

@@ -11,17 +11,15 @@
 
 struct fst_engine;
 struct fst_request;
-struct sample_row;
 
 /* After the options of drafting and debug hooks are known.  FST_EUNSUPPORTED, FST_EINVAL name the flags. */
 enum fst_status reject_open(struct fst_engine *e, const struct fst_engine_opts *o);
 /* After the arrays of steps are there. */
 enum fst_status reject_arrays(struct fst_engine *e);
-/* How many of r's n_draft drafts stand; logits: (n_draft + 1, vocab) as sampling left them, row: those rows.  row[0..k] become
- * what is given out, with its log-probabilities. */
-int reject_accept(struct fst_engine *e, const struct fst_request *r, const float *logits,
-                  struct sample_row *row, int n_draft);
-/* Whose drafts are accepted so. */
+/* The token of row i of r's block, whose draft is the id behind those it knows: the draft, or what is drawn
+ * instead.  target: (vocab) the row's logits, -inf outside of what may be drawn. */
+int32_t reject_row(struct fst_engine *e, const struct fst_request *r, const float *target, int i);
+/* Whose drafts are accepted so: of temperatures above 0, without a grammar. */
 bool reject_applies(const struct fst_engine *e, const struct fst_request *r);
 
 #endif

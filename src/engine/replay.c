@@ -9,6 +9,7 @@
 /* A request as the engine's own functions know it, and where it is. */
 struct actor {
     fst_request r; /* zero but for what rerun_step reads */
+    void *rules;   /* owned: memory of r.rules */
     int slot;
     int64_t n_committed;
 };
@@ -133,7 +134,7 @@ static void compare_row(struct replay *p, const struct record_step *s, const str
             return;
         }
     }
-    if (!p->same_draws && x->verify)
+    if (was->forced || (!p->same_draws && x->verify))
         return;
     if (was->id != now->id)
         differ(o->first, &o->differing,
@@ -215,7 +216,8 @@ static enum fst_status run_step(struct replay *p, const struct record_step *s)
                                            .pos = x->pos,
                                            .ids = x->ids,
                                            .n_rows = (int)x->n_rows,
-                                           .n_logits = (int)x->n_drawn};
+                                           .n_logits = (int)x->n_drawn,
+                                           .n_ruled = (int)FST_MIN(x->n_drawn, x->n_commit)};
     }
     if (n == 0)
         return FST_OK;
@@ -261,7 +263,7 @@ static void compare_audited(struct replay *p, const struct record_request *q, in
         differ(o->audited_first, &o->audited_differing,
                "request %llu, token %lld: hash of the logits was %016llx, is %016llx", request,
                (long long)at, (unsigned long long)was->hash, (unsigned long long)hash);
-    else if (!p->same_draws)
+    else if (was->forced || !p->same_draws)
         return;
     else if (now->id != q->ids[q->n_prompt + at])
         differ(o->audited_first, &o->audited_differing,
@@ -298,7 +300,8 @@ static enum fst_status run_audited(struct replay *p, size_t index)
                                .pos = a->n_committed,
                                .ids = q->ids + a->n_committed,
                                .n_rows = n,
-                               .n_logits = n_logits};
+                               .n_logits = n_logits,
+                               .n_ruled = n_logits};
         FST_TRY(rerun_step(e, &s, 1, &rows));
         a->n_committed += n;
         kv_commit(&e->kv, a->slot, a->n_committed);
@@ -310,6 +313,28 @@ static enum fst_status run_audited(struct replay *p, size_t index)
 }
 
 /* ------------------------------------------------------------------ the whole of it */
+
+static enum fst_status make_rules(struct replay *p, struct actor *a, const struct record_request *q)
+{
+    struct fst_request_opts o = {.sampling = {.presence_penalty = q->presence,
+                                              .frequency_penalty = q->frequency,
+                                              .repetition_penalty = q->repetition},
+                                 .logit_bias = q->bias,
+                                 .n_logit_bias = (size_t)q->n_bias};
+    int vocab = p->e->info.vocab_size;
+
+    for (int64_t i = 0; i < q->n_bias; i++)
+        if (q->bias[i].id >= vocab)
+            return fst_error(FST_EFORMAT, "request %llu of the record: id %d is out of range",
+                             (unsigned long long)q->number, q->bias[i].id);
+    if (!rules_wanted(&o, NULL))
+        return FST_OK;
+    a->rules = mem_alloc(rules_bytes(&o, NULL, vocab, q->n_prompt, q->n_ids - q->n_prompt));
+    if (!a->rules)
+        return fst_error(FST_ENOMEM, "replay: no memory");
+    rules_init(&a->r.rules, &o, NULL, vocab, q->n_prompt, q->n_ids - q->n_prompt, a->rules);
+    return FST_OK;
+}
 
 static enum fst_status make_actors(struct replay *p)
 {
@@ -338,6 +363,7 @@ static enum fst_status make_actors(struct replay *p)
         r->o.min_new_tokens = q->min_new;
         memcpy(r->end_ids, q->end_ids, (size_t)q->n_end_ids * sizeof *r->end_ids);
         r->n_end_ids = (int)q->n_end_ids;
+        FST_TRY(make_rules(p, &p->actor[i], q));
     }
     return FST_OK;
 }
@@ -411,6 +437,8 @@ enum fst_status fst_replay(const char *path, const struct fst_replay_opts *o,
     FST_TRY(record_read(&rec, path));
     enum fst_status rc = run(&p, o);
     fst_engine_close(p.e);
+    for (size_t i = 0; p.actor && i < rec.n_requests; i++)
+        mem_free(p.actor[i].rules);
     mem_free(p.actor);
     mem_free(p.span);
     mem_free(p.span_actor);

@@ -10,9 +10,54 @@ void fst_request_opts_default(struct fst_request_opts *o)
 {
     *o = (struct fst_request_opts){
         .max_new_tokens = -1,
-        .sampling = {.temperature = 1.0f, .top_p = 1.0f, .top_k = -1},
+        .sampling = {.temperature = 1.0f, .top_p = 1.0f, .top_k = -1, .repetition_penalty = 1.0f},
         .prompt_logprobs_from = -1,
     };
+}
+
+static enum fst_status validate_rules(const fst_engine *e, const struct fst_request_opts *o)
+{
+    const struct fst_sampling *s = &o->sampling;
+    const struct {
+        const char *name;
+        float x;
+    } penalties[] = {{"presence_penalty", s->presence_penalty},
+                     {"frequency_penalty", s->frequency_penalty}};
+    int vocab = e->info.vocab_size;
+
+    for (size_t i = 0; i < FST_COUNT(penalties); i++)
+        if (!(penalties[i].x >= -2 && penalties[i].x <= 2))
+            return fst_error(FST_EINVAL, "%s must be in [-2, 2], got %g", penalties[i].name,
+                             (double)penalties[i].x);
+    if (!(s->repetition_penalty >= 0 && s->repetition_penalty <= 2))
+        return fst_error(FST_EINVAL, "repetition_penalty must be in (0, 2], got %g",
+                         (double)s->repetition_penalty);
+    if (o->n_logit_bias > (size_t)vocab)
+        return fst_error(FST_EINVAL, "logit_bias holds %zu ids, the vocabulary has %d",
+                         o->n_logit_bias, vocab);
+    for (size_t i = 0; i < o->n_logit_bias; i++) {
+        const struct fst_logit_bias *b = &o->logit_bias[i];
+        if (b->id < 0 || b->id >= vocab)
+            return fst_error(FST_EINVAL,
+                             "logit_bias holds id %d, out of range: the vocabulary has %d tokens",
+                             b->id, vocab);
+        if (!(b->bias >= -100 && b->bias <= 100))
+            return fst_error(FST_EINVAL, "logit_bias of id %d must be in [-100, 100], got %g",
+                             b->id, (double)b->bias);
+    }
+    if ((o->n_force_ids || o->debug_retract_at) && !e->debug.on)
+        return fst_error(FST_EINVAL, "debug.%s needs --debug-hooks",
+                         o->n_force_ids ? "force_ids" : "retract_at");
+    if (o->debug_retract_at < 0)
+        return fst_error(FST_EINVAL, "debug.retract_at must be 0 or more, got %lld",
+                         (long long)o->debug_retract_at);
+    for (size_t i = 0; i < o->n_force_ids; i++)
+        if (o->force_ids[i] < 0 || o->force_ids[i] >= vocab)
+            return fst_error(FST_EINVAL,
+                             "debug.force_ids[%zu] is %d, out of range: the vocabulary has %d "
+                             "tokens",
+                             i, o->force_ids[i], vocab);
+    return FST_OK;
 }
 
 static enum fst_status validate(const fst_engine *e, const struct fst_request_opts *o)
@@ -65,7 +110,7 @@ static enum fst_status validate(const fst_engine *e, const struct fst_request_op
                          FST_TOP_LOGPROBS_MAX, o->prompt_top_logprobs);
     if (!(o->timeout_s >= 0))
         return fst_error(FST_EINVAL, "timeout must not be negative, got %g", o->timeout_s);
-    return FST_OK;
+    return validate_rules(e, o);
 }
 
 /* Carve n elements of `size` bytes off *p, on 16-byte lines. */
@@ -76,16 +121,20 @@ static void *carve(uint8_t **p, size_t n, size_t size)
     return at;
 }
 
-static enum fst_status request_arrays(fst_request *r, int gamma)
+static enum fst_status request_arrays(fst_request *r, int gamma, int vocab)
 {
     size_t n_new = (size_t)r->max_new, n_prompt = (size_t)r->n_prompt;
     size_t n_ids = n_prompt + n_new + (size_t)gamma + 1;
     size_t n_top = (size_t)r->o.top_logprobs, n_ptop = (size_t)r->o.prompt_top_logprobs;
     bool scored = r->o.prompt_logprobs_from >= 0;
+    const struct rules_mask mask = masks_rules(&r->masks);
+    size_t rules =
+        rules_wanted(&r->o, &mask) ? rules_bytes(&r->o, &mask, vocab, r->n_prompt, r->max_new) : 0;
     size_t bytes = n_ids * sizeof *r->ids + (r->o.logprobs ? n_new * sizeof(float) : 0) +
                    n_new * n_top * sizeof *r->top + (scored ? n_prompt * sizeof(float) : 0) +
                    (scored ? n_prompt * n_ptop * sizeof *r->prompt_top : 0) +
-                   (size_t)r->n_audit * sizeof *r->audit + 6 * 16;
+                   (size_t)r->n_audit * sizeof *r->audit + rules +
+                   r->o.n_force_ids * sizeof *r->force_ids + 8 * 16;
     uint8_t *p;
 
     r->block_bytes = bytes;
@@ -112,6 +161,20 @@ static enum fst_status request_arrays(fst_request *r, int gamma)
     }
     memcpy(r->ids, r->o.ids, n_prompt * sizeof *r->ids);
     r->o.ids = NULL;
+    if (r->o.n_force_ids) {
+        r->n_force_ids = (int64_t)r->o.n_force_ids;
+        r->force_ids = carve(&p, r->o.n_force_ids, sizeof *r->force_ids);
+        memcpy(r->force_ids, r->o.force_ids, r->o.n_force_ids * sizeof *r->force_ids);
+    }
+    if (rules) {
+        rules_init(&r->rules, &r->o, &mask, vocab, r->n_prompt, r->max_new, carve(&p, rules, 1));
+        FST_TRY(rules_to(&r->rules, r->ids, r->n_prompt));
+    }
+    r->o.logit_bias = NULL;
+    r->o.grammar = NULL;
+    r->o.gate = NULL;
+    r->o.grammar_text = NULL;
+    r->o.force_ids = NULL;
     return FST_OK;
 }
 
@@ -130,7 +193,10 @@ static void request_destroy(fst_request *r)
     pthread_mutex_unlock(&r->door->lock);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->pub_lock);
+    masks_release(&r->masks);
     mem_free(r->block);
+    if (r->after)
+        request_unref(r->after);
     door_unref(r->door);
     mem_free(r);
 }
@@ -154,6 +220,7 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
     r->door = d;
     atomic_init(&r->refs, 2);
     atomic_init(&r->cancel, false);
+    atomic_init(&r->place, 0);
     r->o = *o;
     r->n_prompt = r->n_known = (int64_t)o->n_ids;
     room = e->context_length - r->n_prompt;
@@ -163,13 +230,19 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
     for (size_t i = 0; i < o->n_stop_ids; i++)
         r->end_ids[r->n_end_ids++] = o->stop_ids[i];
     r->o.stop_ids = NULL;
+    if ((r->after = o->after))
+        atomic_fetch_add(&r->after->refs, 1);
+    r->o.after = NULL;
     r->scores_prompt = o->prompt_logprobs_from >= 0 || o->on_prompt_logits != NULL;
     r->pub.matched_id = -1;
     r->submit_ns = engine_now_ns();
     r->deadline_ns = o->timeout_s > 0 ? r->submit_ns + (int64_t)(o->timeout_s * 1e9) : INT64_MAX;
     if (r->max_new > 0 && audit_choose(&e->audit))
         r->n_audit = FST_MIN(r->max_new, (int64_t)AUDIT_ROWS_MAX);
-    if ((rc = request_arrays(r, e->gamma)) < 0) {
+    r->n_reply = -1;
+    r->verdict.force = -1;
+    if ((rc = masks_init(&r->masks, o, e->info.vocab_size)) < 0 ||
+        (rc = request_arrays(r, e->gamma, e->info.vocab_size)) < 0) {
         request_destroy(r);
         return rc;
     }
@@ -197,6 +270,7 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
             d->first = r;
         d->last = r;
         d->n_waiting++;
+        atomic_store(&r->place, (size_t)d->n_waiting);
         d->stats.requests++;
         d->kick = true;
         pthread_cond_signal(&d->work);
@@ -228,6 +302,7 @@ void fst_request_free(fst_request *r)
     pthread_mutex_lock(&r->pub_lock);
     r->o.on_change = NULL; /* no call-back into a user who is gone */
     r->o.on_prompt_logits = NULL;
+    r->o.on_token = NULL;
     pthread_mutex_unlock(&r->pub_lock);
     fst_request_cancel(r);
     request_unref(r);
@@ -270,6 +345,7 @@ void request_publish(fst_request *r)
 void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
                     enum fst_status status, const char *error)
 {
+    r->ended = true;
     pthread_mutex_lock(&r->pub_lock);
     r->pub.finish = finish;
     r->pub.matched_id = matched_id;
@@ -277,6 +353,7 @@ void request_finish(fst_request *r, enum fst_finish finish, int32_t matched_id,
     snprintf(r->pub.error, sizeof r->pub.error, "%s", error);
     publish_locked(r);
     notify_unlock(r);
+    masks_leave(&r->masks);
     request_unref(r);
 }
 
@@ -300,6 +377,7 @@ void fst_request_get_view(const fst_request *cr, struct fst_request_view *v)
         .n_cached = r->pub.n_cached,
         .prefix = r->pub.prefix,
         .n_prefilled = r->pub.n_prefilled,
+        .queue_place = r->pub.finish == FST_FINISH_NONE ? atomic_load(&r->place) : 0,
         .prompt_logprobs = r->prompt_logprobs,
         .prompt_top = (const struct fst_top_logprob *)(const void *)r->prompt_top,
         .seed = r->sampling.seed,

@@ -34,6 +34,23 @@ static int fill(fst_engine *e, const struct rerun_span *span, int n, struct rows
     return n_logits;
 }
 
+/* Rows of the request's own ids are drawn by its rules. */
+static enum fst_status draw_by_rules(fst_engine *e, const struct rerun_span *x, int first,
+                                     float *logits)
+{
+    int64_t n = x->pos + x->n_rows - x->n_logits + 1;
+
+    for (int i = 0; i < x->n_ruled && x->r->rules.on; i++) {
+        float *raw = logits + (int64_t)(first + i) * e->info.vocab_size, *copy;
+        if (e->sample[first + i].id < 0)
+            continue;
+        FST_TRY(rules_to(&x->r->rules, x->r->ids, n + i));
+        FST_TRY(step_draw_by_rules(e, x->r, first + i, raw, &copy));
+        FST_TRY(step_draw_on(e, x->r, first + i, raw, &copy));
+    }
+    return FST_OK;
+}
+
 enum fst_status rerun_step(fst_engine *e, const struct rerun_span *span, int n, struct rows *rows)
 {
     float *logits = NULL;
@@ -48,8 +65,12 @@ enum fst_status rerun_step(fst_engine *e, const struct rerun_span *span, int n, 
         int64_t out_pos = x->pos + x->n_rows - x->n_logits - (x->r->n_prompt - 1);
         FST_TRY(recorder_look(e, logits + (int64_t)first * e->info.vocab_size, first, x->n_logits,
                               out_pos));
+        x->r->rules.now = x->r->rules.on;
         for (int i = 0; i < x->n_logits; i++)
             step_sample_row(e, x->r, first + i, (uint32_t)(out_pos + i));
     }
-    return sample_rows(&e->sampler, logits, e->sample, n_logits);
+    FST_TRY(sample_rows(&e->sampler, logits, e->sample, n_logits));
+    for (int s = 0; s < n; s++)
+        FST_TRY(draw_by_rules(e, &span[s], e->span_logit[s], logits));
+    return FST_OK;
 }

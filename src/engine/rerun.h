@@ -10,11 +10,12 @@ struct fst_request;
 struct rows;
 
 struct rerun_span {
-    const struct fst_request *r; /* borrowed: whose sampling it is */
+    struct fst_request *r; /* borrowed: whose sampling it is; its rules go along */
     int slot;
     int64_t pos;          /* of the first row; pages are there */
     const int32_t *ids;   /* (n_rows) */
-    int n_rows, n_logits; /* the last n_logits rows give logits */
+    int n_rows, n_logits; /* the last n_logits rows give logits; */
+    int n_ruled; /* of these the first so many stand behind ids of r, and are drawn by its rules */
 };
 
 /* One forward pass, and a draw for each row with logits: e->sample[i] and e->recorder.hash[i], i counting those

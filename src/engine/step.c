@@ -272,10 +272,37 @@ static void end_loads(fst_engine *e)
     }
 }
 
+/* Does r wait for another one's prompt?  It will find that kept, if anything is. */
+static bool held_back(const fst_engine *e, fst_request *r)
+{
+    fst_request *a = r->after;
+
+    if (!a)
+        return false;
+    if (e->prefix && !a->ended && a->n_known == a->n_prompt)
+        return true;
+    r->after = NULL;
+    request_unref(a);
+    return false;
+}
+
+/* The first in line who is not held back, and who is before him; NULL. */
+static fst_request *first_in_line(fst_engine *e, fst_request **before)
+{
+    *before = NULL;
+    for (fst_request *r = e->wait_first; r; r = r->next) {
+        if (!held_back(e, r))
+            return r;
+        *before = r;
+    }
+    return NULL;
+}
+
 static void admit(fst_engine *e)
 {
-    while (e->wait_first && e->n_running + e->n_loading < e->max_running) {
-        fst_request *r = e->wait_first;
+    fst_request *r, *before;
+
+    while (e->n_running + e->n_loading < e->max_running && (r = first_in_line(e, &before))) {
         int slot, n = e->n_running + e->n_loading;
         /* One spare page for each running request, so that an admission does not at once push
          * somebody out again. */
@@ -294,9 +321,9 @@ static void admit(fst_engine *e)
             e->short_of_pages |= e->n_running == 0;
             return;
         }
-        e->wait_first = r->next;
-        if (!e->wait_first)
-            e->wait_last = NULL;
+        *(before ? &before->next : &e->wait_first) = r->next;
+        if (e->wait_last == r)
+            e->wait_last = before;
         r->next = NULL;
         r->slot = slot;
         if (!r->admit_ns)
@@ -309,11 +336,25 @@ static void admit(fst_engine *e)
     }
 }
 
-/* The youngest running request goes back to the front of the line. */
-static void retract_last(fst_engine *e)
+/* Tell those that are still in line where they stand. */
+static void number_line(fst_engine *e)
 {
-    fst_request *r = e->running[--e->n_running];
+    size_t place = 0;
 
+    for (fst_request *r = e->wait_first; r; r = r->next)
+        atomic_store(&r->place, ++place);
+    for (int i = 0; i < e->n_running; i++)
+        atomic_store(&e->running[i]->place, 0);
+    for (int i = 0; i < e->n_loading; i++)
+        atomic_store(&e->loading[i]->place, 0);
+}
+
+/* Running request i goes back to the front of the line. */
+static void retract(fst_engine *e, int i)
+{
+    fst_request *r = e->running[i];
+
+    memmove(e->running + i, e->running + i + 1, (size_t)(--e->n_running - i) * sizeof *e->running);
     if (r->due)
         request_publish(r);
     r->due = false;
@@ -325,6 +366,9 @@ static void retract_last(fst_engine *e)
 
 static void make_room(fst_engine *e)
 {
+    for (int i = e->n_running - 1; i >= 0; i--)
+        if (debug_retracts(e, e->running[i]))
+            retract(e, i);
     e->n_sitting = 0;
     for (int i = 0; i < e->n_running; i++) {
         fst_request *r = e->running[i];
@@ -346,7 +390,7 @@ static void make_room(fst_engine *e)
                 break;
             }
             FST_ASSERT(!last || i > 0);
-            retract_last(e);
+            retract(e, e->n_running - 1); /* the youngest */
             if (last)
                 break;
         }
@@ -585,6 +629,7 @@ void *engine_thread(void *arg)
         drop_ended(e);
         end_loads(e);
         admit(e);
+        number_line(e);
         if (e->n_running > 0)
             one_step(e);
         else

@@ -16,7 +16,7 @@ static void put_params(struct calls *k, size_t i, uint32_t from, uint32_t to)
     struct reader r;
     struct leaf any = {.types = T_OBJECT}, *l = &any;
     uint32_t n = 1;
-    bool some = false;
+    bool some = false, lenient = c->opts.lenient;
 
     if (!t->any && json_is_null(t->parameters)) {
         nfa_eps(c, from, to);
@@ -24,6 +24,7 @@ static void put_params(struct calls *k, size_t i, uint32_t from, uint32_t to)
     }
     if (!reader_init(&r, c, t->parameters))
         return;
+    c->opts.lenient |= t->lenient;
     r.format = k->f;
     if (!t->any) {
         struct schema *s = schema_read(&r, t->parameters, t->parameters,
@@ -38,6 +39,25 @@ static void put_params(struct calls *k, size_t i, uint32_t from, uint32_t to)
     if (!some)
         compile_fail(c, FST_EINVAL, "tool %.100s: its parameters allow no object", t->name);
     schema_fill(&r);
+    c->opts.lenient = lenient;
+}
+
+/* A document that may stand instead of calls. */
+static void put_answer(struct compile *c, const struct grammar_tools_opts *o, uint32_t from,
+                       uint32_t to)
+{
+    struct reader r;
+    bool lenient = c->opts.lenient;
+    struct schema *s;
+
+    if (!reader_init(&r, c, o->answer))
+        return;
+    c->opts.lenient |= o->answer_lenient;
+    s = schema_read(&r, o->answer, o->answer, "#");
+    if (c->rc >= 0)
+        nfa_call(c, from, schema_rule(&r, &s, 1), 1, 1, to);
+    schema_fill(&r);
+    c->opts.lenient = lenient;
 }
 
 static void put_invoke(struct calls *k, size_t i, uint32_t from, uint32_t to)
@@ -94,6 +114,8 @@ enum fst_status grammar_from_tools(struct grammar **out, const struct grammar_to
             nfa_call(&c, again, invoke, 1, 1, done);
         }
         schema_tag(&c, format, format->calls_close, done, c.rule[root].end);
+        if (tools_opts->answer)
+            put_answer(&c, tools_opts, c.rule[root].start, c.rule[root].end);
     }
     if (c.rc >= 0 && c.left_out.failed)
         compile_fail(&c, FST_ENOMEM, "grammar: out of memory");

@@ -71,6 +71,7 @@ struct grammar_tool {
     const char *name;
     json_val *parameters; /* a schema of an object, NULL: no parameters */
     bool any;             /* any parameters in the right form; the schema is not looked at */
+    bool lenient;         /* of this schema, beside opts.lenient */
 };
 enum grammar_tools_start {
     GRAMMAR_TOOLS_LEAD,  /* the reply begins with calls_lead calls_open */
@@ -80,6 +81,9 @@ enum grammar_tools_start {
 struct grammar_tools_opts {
     enum grammar_tools_start start;
     bool one_call; /* parallel_tool_calls:false */
+    json_val
+        *answer; /* GRAMMAR_TOOLS_LEAD: a document of this schema instead of calls; NULL: none */
+    bool answer_lenient;
 };
 /* A parameter that a schema does not name is legal only where the schema's own additionalProperties
  * says so: `closed` is set for the top of each schema. */
@@ -119,7 +123,12 @@ enum fst_status matcher_new(struct matcher **out, struct grammar *g, const struc
                             const struct matcher_opts *opts);
 /* A second matcher that stands where m stands (it cannot be rolled back beyond this point). */
 enum fst_status matcher_fork(struct matcher **out, struct matcher *m);
-void matcher_free(struct matcher *m); /* NULL is fine */
+/* The same in two steps, for a loop that allocates nothing: _new on any thread, _attach where m
+ * lives.  _detach lets go of what is shared; then the matcher may be freed on any thread. */
+enum fst_status matcher_new_detached(struct matcher **out, const struct matcher *like);
+void matcher_attach(struct matcher *f, struct matcher *m);
+void matcher_detach(struct matcher *f); /* fine when it is not attached */
+void matcher_free(struct matcher *m);   /* NULL is fine */
 /* Back to the start, as new; the states met are kept. */
 void matcher_reset(struct matcher *m);
 

@@ -17,26 +17,31 @@ static void push(struct matcher *m, uint32_t place)
 
 /* ---- life ---------------------------------------------------------------------------------------- */
 
-static enum fst_status join(struct matcher **out, struct space *s, int cap)
+static struct matcher *alone(int cap)
 {
     struct matcher *m = mem_calloc(1, sizeof *m);
 
-    *out = NULL;
     if (m)
         m->place = mem_calloc((size_t)cap, sizeof *m->place);
     if (!m || !m->place) {
         mem_free(m);
-        return fst_error(FST_ENOMEM, "grammar: out of memory for a matcher");
+        return NULL;
     }
-    m->space = s;
     m->cap = cap;
+    return m;
+}
+
+static void join(struct matcher *m, struct space *s, uint32_t place)
+{
+    FST_ASSERT(!m->space);
+    m->space = s;
+    m->prev = NULL;
     m->next = s->matchers;
     if (m->next)
         m->next->prev = m;
     s->matchers = m;
-    m->place[0] = s->start;
-    *out = m;
-    return FST_OK;
+    m->at = m->n = 0;
+    m->place[0] = place;
 }
 
 /* Every byte that the grammar writes has a token of its own: otherwise masks could be empty. */
@@ -63,22 +68,52 @@ enum fst_status matcher_new(struct matcher **out, struct grammar *g, const struc
 {
     struct matcher_opts o = opts ? *opts : (struct matcher_opts){0};
     struct space *s;
-    enum fst_status rc;
 
     *out = NULL;
     FST_TRY(check_bytes(g, v));
     FST_TRY(space_new(&s, g, v, o.space_bytes ? o.space_bytes : BYTES_DEFAULT));
-    rc = join(out, s, (o.rollback_max > 0 ? o.rollback_max : ROLLBACK_DEFAULT) + 1);
-    if (rc < 0)
+    *out = alone((o.rollback_max > 0 ? o.rollback_max : ROLLBACK_DEFAULT) + 1);
+    if (!*out) {
         space_unref(s);
-    return rc;
+        return fst_error(FST_ENOMEM, "grammar: out of memory for a matcher");
+    }
+    join(*out, s, s->start);
+    return FST_OK;
+}
+
+enum fst_status matcher_new_detached(struct matcher **out, const struct matcher *like)
+{
+    *out = alone(like->cap);
+    return *out ? FST_OK : fst_error(FST_ENOMEM, "grammar: out of memory for a matcher");
+}
+
+void matcher_attach(struct matcher *f, struct matcher *m)
+{
+    FST_ASSERT(f->cap == m->cap);
+    join(f, m->space, *place_of(m));
+    m->space->refs++;
+}
+
+void matcher_detach(struct matcher *m)
+{
+    struct space *s = m->space;
+
+    if (!s)
+        return;
+    if (m->prev)
+        m->prev->next = m->next;
+    else
+        s->matchers = m->next;
+    if (m->next)
+        m->next->prev = m->prev;
+    m->space = NULL;
+    space_unref(s);
 }
 
 enum fst_status matcher_fork(struct matcher **out, struct matcher *m)
 {
-    FST_TRY(join(out, m->space, m->cap));
-    m->space->refs++;
-    *place_of(*out) = *place_of(m);
+    FST_TRY(matcher_new_detached(out, m));
+    matcher_attach(*out, m);
     return FST_OK;
 }
 
@@ -86,13 +121,7 @@ void matcher_free(struct matcher *m)
 {
     if (!m)
         return;
-    if (m->prev)
-        m->prev->next = m->next;
-    else
-        m->space->matchers = m->next;
-    if (m->next)
-        m->next->prev = m->prev;
-    space_unref(m->space);
+    matcher_detach(m);
     mem_free(m->place);
     mem_free(m);
 }

@@ -11,10 +11,9 @@ enum fst_status sample_init(struct sampler *s, const struct kernels *k, struct s
                             int vocab, int max_rows, const int32_t *masked, int n_masked)
 {
     size_t nr = (size_t)max_rows + 1, nv = (size_t)vocab;
-    size_t bytes =
-        nr * (sizeof *s->draw + sizeof *s->out_pos + sizeof *s->id + sizeof *s->lse +
-              sizeof *s->logit) +
-        nv * (sizeof *s->order + sizeof *s->saved + (stream->device ? sizeof *s->row : 0));
+    size_t bytes = nr * (sizeof *s->draw + sizeof *s->out_pos + sizeof *s->id + sizeof *s->lse +
+                         sizeof *s->logit) +
+                   nv * (sizeof *s->order + sizeof *s->saved + sizeof *s->row);
     size_t mask_bytes = (size_t)n_masked * sizeof *s->masked;
     uint8_t *p;
 
@@ -75,6 +74,15 @@ enum fst_status sample_host_row(struct sampler *s, float *logits, float **row)
         return FST_OK;
     FST_TRY(stream_sync(s->stream)); /* the step that makes them may be under way */
     return device_copy(s->stream->device, s->row, logits, (size_t)s->vocab * sizeof *s->row);
+}
+
+enum fst_status sample_copy(struct sampler *s, float *logits, float **copy)
+{
+    FST_TRY(sample_host_row(s, logits, copy));
+    if (*copy != s->row)
+        memcpy(s->row, logits, (size_t)s->vocab * sizeof *s->row);
+    *copy = s->row;
+    return FST_OK;
 }
 
 /* Better first: larger logit, then lower id.  A total order, so any sort gives the same list. */
@@ -231,6 +239,34 @@ static enum fst_status draw_again(struct sampler *s, const struct sample_row *ro
     return FST_OK;
 }
 
+bool sample_narrows(const struct sampler *s, const struct sample_params *p)
+{
+    return p->temperature > 0.0f &&
+           (p->top_p < 1.0f || p->min_p > 0.0f || (p->top_k > 0 && p->top_k < s->vocab));
+}
+
+enum fst_status sample_take(struct sampler *s, const float *logits, int32_t id,
+                            struct sample_row *row, int i)
+{
+    float logit = 0;
+
+    FST_TRY(device_copy(s->stream->device, &logit, logits + id, sizeof logit));
+    row->id = id;
+    row->logprob = logit - s->lse[i];
+    return FST_OK;
+}
+
+enum fst_status sample_later(struct sampler *s, const float *logits, float *copy,
+                             struct sample_row *row, int i)
+{
+    FST_TRY(draw_again(s, row, copy, i, sample_narrows(s, row->params)));
+    if (copy[s->id[i]] == -INFINITY) {
+        row->id = SAMPLE_NONE;
+        return FST_OK;
+    }
+    return sample_take(s, logits, s->id[i], row, i);
+}
+
 enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n)
 {
     struct draw_args a = draws(s, logits, 0, n);
@@ -243,11 +279,9 @@ enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row 
     }
     FST_TRY(draw(s, &a));
     for (int i = 0; i < n; i++) {
-        const struct sample_params *p = row[i].params;
         float *l = NULL;
-        bool narrow = p->temperature > 0.0f &&
-                      (p->top_p < 1.0f || p->min_p > 0.0f || (p->top_k > 0 && p->top_k < s->vocab));
-        bool again = narrow || row[i].n_banned > 0;
+        bool narrow = sample_narrows(s, row[i].params);
+        bool again = !row[i].later && (narrow || row[i].n_banned > 0);
         row[i].id = s->id[i];
         if (row[i].id < 0)
             continue;

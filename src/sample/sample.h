@@ -7,8 +7,12 @@
  * logits/T + Gumbel noise over the kept set (kernels.h, struct draw_params).  The noise depends on
  * seed, choice, output position and id only, so a draw is the same alone, batched or verified.
  *
+ * Rows whose logits are changed before the draw (penalties, a grammar's mask) are drawn `later`: sample_rows gives
+ * what is reported of the raw row, the caller changes a copy of it (sample_copy), and sample_later draws from that
+ * as above, from the bans on.
+ *
  * logits lie in device memory and stay there: the device masks and draws; of a row whose draw or report
- * takes more than that (top-k, top-p, min-p, bans, alternatives) the host gets a copy.
+ * takes more than that (top-k, top-p, min-p, bans, alternatives, changes) the host gets a copy.
  * Engine thread only.  Nothing is allocated after sample_init. */
 #ifndef FST_SAMPLE_H
 #define FST_SAMPLE_H
@@ -35,13 +39,17 @@ struct sample_top {
     float logprob;
 };
 
+enum { SAMPLE_NONE = -2 }; /* of sample_later: nothing is left to be drawn */
+
 struct sample_row {
     const struct sample_params *params; /* borrowed */
     uint32_t out_pos;                   /* index of the token among the generated ones */
     const int32_t *banned;              /* ids illegal at this position; NULL */
     int n_banned;
     int n_top;              /* alternatives wanted */
-    int32_t id;             /* out: the draw; -1: NaN in the row */
+    bool later;             /* drawn by sample_later; sample_rows draws from the raw row */
+    bool forced;            /* the caller's: id was not drawn */
+    int32_t id;             /* out: the draw; -1: NaN in the row; SAMPLE_NONE */
     float logprob;          /* out: of id, from the raw logits */
     struct sample_top *top; /* out: (n_top), best first, ties by id; NULL when n_top is 0 */
 };
@@ -60,7 +68,7 @@ struct sampler {
     float *lse, *logit;
     int32_t *order; /* (vocab) scratch of the kept set */
     float *saved;   /* (vocab) */
-    float *row;     /* (vocab) the host's copy of a row; on the host there is none */
+    float *row;     /* (vocab) the host's copy of a row */
     void *block;    /* owned, shared memory: the arrays above */
     size_t block_bytes;
 };
@@ -75,6 +83,17 @@ enum fst_status sample_host_row(struct sampler *s, float *logits, float **row);
 
 /* Draw rows 0..n-1 of logits (n, vocab); logits is scratch afterwards. n <= max_rows. */
 enum fst_status sample_rows(struct sampler *s, float *logits, struct sample_row *row, int n);
+
+/* Does a row with these have a kept set?  sample_rows leaves nothing else in its logits. */
+bool sample_narrows(const struct sampler *s, const struct sample_params *p);
+/* The same row of the same logits for a place i below n, one at a time: a copy until the next call. */
+enum fst_status sample_copy(struct sampler *s, float *logits, float **copy);
+/* Draw from the copy: row->id and its log-probability by the raw logits; i: its place in sample_rows. */
+enum fst_status sample_later(struct sampler *s, const float *logits, float *copy,
+                             struct sample_row *row, int i);
+/* `id` is taken instead of what was drawn at place i. */
+enum fst_status sample_take(struct sampler *s, const float *logits, int32_t id,
+                            struct sample_row *row, int i);
 
 /* log-probability of `id` and the n_top best of one row of raw logits (prompt scoring). */
 enum fst_status sample_score(struct sampler *s, float *logits, int32_t id, float *logprob,

@@ -4,19 +4,6 @@
 
 /* ------------------------------------------------------------------ request */
 
-static bool nested_refused(json_val *body, const char *outer, const char *inner,
-                           struct api_error *e)
-{
-    json_val *v = json_get(json_get(body, outer), inner);
-    char param[96], q[96];
-    if (json_is_null(v))
-        return true;
-    snprintf(param, sizeof param, "%s.%s", outer, inner);
-    return api_fail(e, 400, "unsupported_parameter", param,
-                    "%s is not supported: got %s, only null is allowed", param,
-                    api_quote_value(q, v));
-}
-
 static bool check_response_format(json_val *body, struct api_error *e)
 {
     json_val *f = json_get(body, "response_format");
@@ -29,15 +16,12 @@ static bool check_response_format(json_val *body, struct api_error *e)
         return api_fail(e, 400, "invalid_type", "response_format",
                         "response_format: expected an object with a string 'type', got %s",
                         api_quote_value(q, f));
-    if (!strcmp(type, "text") || !strcmp(type, "json_object"))
-        return true;
-    if (!strcmp(type, "json_schema") &&
-        json_is_null(json_get(json_get(f, "json_schema"), "schema")))
-        return api_fail(e, 400, "invalid_value", "response_format",
-                        "schema_ is required for json_schema response format request.");
-    return api_fail(e, 400, "unsupported_parameter", "response_format",
-                    "response_format.type '%s' is not supported: text and json_object are allowed",
-                    api_quote(q, type, len));
+    if (!strcmp(type, "structural_tag"))
+        return api_fail(e, 400, "unsupported_parameter", "response_format",
+                        "response_format.type '%s' is not supported: text, json_object and "
+                        "json_schema are allowed",
+                        api_quote(q, type, len));
+    return true; /* chat_response_format_from_json */
 }
 
 static bool read_logprobs(struct gen *g, const struct field_reader *r)
@@ -54,11 +38,11 @@ static bool read_logprobs(struct gen *g, const struct field_reader *r)
     return true;
 }
 
-static bool read_max_tokens(struct gen *g, const struct field_reader *r)
+bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
+                         size_t n_names)
 {
-    static const char *const names[] = {"max_completion_tokens", "max_tokens"};
     const char *used = NULL;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < n_names; i++) {
         int64_t n = 0;
         char q[96];
         json_val *v = json_get(r->object, names[i]);
@@ -87,6 +71,22 @@ static bool read_max_tokens(struct gen *g, const struct field_reader *r)
     return true;
 }
 
+bool gen_chat_render(struct gen *g, json_val *body, enum fst_status rc)
+{
+    struct api_error *e = &g->err;
+    if (rc == FST_OK && !remember_tenant(g->s, g->key, body, &g->tenant, e))
+        return false;
+    g->chat.memory = g->s->memory;
+    g->chat.tenant = g->tenant;
+    if (rc == FST_OK && g->chat.n_messages)
+        rc = chat_render(&g->prompt, &g->chat);
+    if (rc == FST_ENOMEM)
+        return gen_oom(g);
+    return rc == FST_OK ||
+           api_fail(e, 400, g->chat.error_code ? g->chat.error_code : "invalid_value",
+                    g->chat.error_param, "%s", fst_error_text());
+}
+
 static bool render(struct gen *g, json_val *body)
 {
     struct api_error *e = &g->err;
@@ -98,27 +98,13 @@ static bool render(struct gen *g, json_val *body)
             return api_fail(e, 400, "invalid_value", "messages", "Messages cannot be empty.");
     }
     g->has_chat = true;
-    enum fst_status rc;
-    if (json_is_null(messages)) { /* ids alone: an assistant's turn of unknown shape */
-        chat_request_init(&g->chat, &g->s->chat);
-        rc = FST_OK;
-    } else {
+    enum fst_status rc = FST_OK;
+    chat_request_init(&g->chat, &g->s->chat);
+    if (json_is_null(messages)) /* ids alone: an assistant's turn of unknown shape */
+        rc = chat_response_format_from_json(&g->chat, json_get(body, "response_format"));
+    else
         rc = chat_request_from_json(&g->chat, body, &g->s->chat);
-    }
-    if (rc == FST_ENOMEM)
-        return gen_oom(g);
-    if (rc == FST_OK && !remember_tenant(g->s, g->key, body, &g->tenant, e))
-        return false;
-    g->chat.memory = g->s->memory;
-    g->chat.tenant = g->tenant;
-    if (rc == FST_OK && !json_is_null(messages))
-        rc = chat_render(&g->prompt, &g->chat);
-    if (rc == FST_ENOMEM)
-        return gen_oom(g);
-    if (rc < 0)
-        return api_fail(e, 400, g->chat.error_code ? g->chat.error_code : "invalid_value",
-                        g->chat.error_param, "%s", fst_error_text());
-    if (!gen_alloc_prompts(g, 1))
+    if (!gen_chat_render(g, body, rc) || !gen_alloc_prompts(g, 1))
         return false;
     if (!json_is_null(ids)) {
         if (json_type_of(ids) != JSON_ARRAY)
@@ -139,6 +125,7 @@ static bool render(struct gen *g, json_val *body)
 
 static bool prepare(struct gen *g)
 {
+    static const char *const limits[] = {"max_completion_tokens", "max_tokens"};
     json_val *body = json_root(g->doc);
     struct field_reader r = {body, "", &g->err};
     g->kind = CHAT_STREAM_CHAT;
@@ -149,11 +136,11 @@ static bool prepare(struct gen *g)
     gen_params_default(g->params);
     bool whole = true;
     if (!gen_set_model(g, body) || !fields_check(body, ON_CHAT, "", &g->err) ||
-        !nested_refused(body, "thinking", "budget_tokens", &g->err) ||
-        !nested_refused(body, "reasoning", "max_tokens", &g->err) ||
         !check_response_format(body, &g->err) || !gen_params_read(g->params, &r, g->s, true) ||
         !read_logprobs(g, &r) || !gen_read_stream(g, &r) || !gen_read_cache(g, &r) ||
-        !field_bool(&r, "stream_reasoning", &whole) || !render(g, body) || !read_max_tokens(g, &r))
+        !gen_read_budget(g, &r) || !gen_read_guard(g, &r) ||
+        !field_bool(&r, "stream_reasoning", &whole) || !render(g, body) ||
+        !gen_read_max_tokens(g, &r, limits, FST_COUNT(limits)))
         return false;
     g->whole_reasoning = !whole;
     return true;
@@ -239,6 +226,7 @@ static void send_delta(struct gen_choice *c, const char *delta, size_t len, cons
     if (finish) {
         buf_printf(&b, ",\"finish_reason\":\"%s\",\"matched_stop\":", finish);
         gen_put_matched(c, &b);
+        gen_put_finish_details(c, &b);
     } else {
         buf_puts(&b, ",\"finish_reason\":null");
     }
@@ -406,6 +394,7 @@ static void finish(struct gen *g)
         put_logprobs(c, &b, 0, (size_t)c->n_tokens);
         buf_printf(&b, ",\"finish_reason\":\"%s\",\"matched_stop\":", c->finish_reason);
         gen_put_matched(c, &b);
+        gen_put_finish_details(c, &b);
         buf_putc(&b, '}');
     }
     gen_answer(g, &b);

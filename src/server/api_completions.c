@@ -71,7 +71,7 @@ static bool prepare(struct gen *g)
     g->n_params = 1;
     struct gen_params *p = g->params;
     gen_params_default(p);
-    int64_t max = 16, top = -1;
+    int64_t max = 16, top = -1, best_of;
     if (!gen_set_model(g, body) || !fields_check(body, ON_COMPLETIONS, "", &g->err) ||
         !gen_params_read(p, &r, g->s, true) || !field_bool(&r, "echo", &g->echo) ||
         !gen_read_stream(g, &r) || !gen_read_cache(g, &r) ||
@@ -82,6 +82,20 @@ static bool prepare(struct gen *g)
     if (max < 0 || (max == 0 && !g->echo))
         return api_fail(&g->err, 400, "invalid_value", "max_tokens",
                         "max_tokens must be positive (0 with echo), got %lld", (long long)max);
+    best_of = p->n;
+    if (!field_int(&r, "best_of", p->n, g->s->o.max_n, &best_of))
+        return false;
+    if (best_of > p->n) {
+        if (g->stream)
+            return api_fail(
+                &g->err, 400, "invalid_value", "best_of",
+                "best_of must be n, %d, in a stream, which cannot take back what it has "
+                "sent, got %lld",
+                p->n, (long long)best_of);
+        g->n_best = p->n;
+        p->n = (int)best_of;
+        p->rank = true;
+    }
     if (p->min_new > max)
         return api_fail(&g->err, 400, "invalid_value", "min_tokens",
                         "min_tokens must be at most max_tokens %lld, got %lld", (long long)max,
@@ -289,16 +303,49 @@ static void on_progress(struct gen_choice *c)
     buf_release(&b);
 }
 
+/* Log-probability per token: the measure that best_of ranks by. */
+static double mean_logprob(const struct gen_choice *c)
+{
+    double sum = 0;
+    for (uint64_t i = 0; i < c->n_tokens; i++)
+        sum += (double)c->view.logprobs[i];
+    return c->n_tokens ? sum / (double)c->n_tokens : (double)-INFINITY;
+}
+
+/* Of each prompt's choices the best ones are marked, by the index they have in the answer; others get -1. */
+static void rank(struct gen *g)
+{
+    for (int i = 0; g->n_best && i < g->n_choices; i++) {
+        struct gen_choice *c = &g->choices[i];
+        int better = 0, n = gen_params_of(c)->n;
+        for (int k = i - c->k; k < i - c->k + n; k++) {
+            double x = mean_logprob(&g->choices[k]), mine = mean_logprob(c);
+            better += x > mine || (k < i && x >= mine);
+        }
+        c->index = better < g->n_best ? c->prompt * g->n_best + better : -1;
+    }
+}
+
+/* The choice with that place in the answer. */
+static struct gen_choice *choice_at(struct gen *g, int index)
+{
+    for (int i = 0; i < g->n_choices; i++)
+        if (g->choices[i].index == index)
+            return &g->choices[i];
+    return NULL;
+}
+
 static void finish(struct gen *g)
 {
     struct buf b = {0};
+    struct gen_choice *c;
     if (g->stream) {
         gen_end_stream(g, object);
         return;
     }
     gen_put_head(g, &b, object);
-    for (int i = 0; i < g->n_choices; i++) {
-        struct gen_choice *c = &g->choices[i];
+    rank(g);
+    for (int i = 0; (c = choice_at(g, i)); i++) {
         struct buf text = {0};
         if (g->echo)
             buf_append(&text, buf_str(&g->echo_text[c->prompt]), g->echo_text[c->prompt].len);

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "server/fields.h"
 #include "server/gen.h"
+#include "server/keep.h"
 
 void api_page(struct server *s, struct exch *x)
 {
@@ -11,6 +12,7 @@ void api_page(struct server *s, struct exch *x)
     buf_printf(&b,
                "firesteel %s serving %s\n\n"
                "  POST /v1/chat/completions   OpenAI chat\n"
+               "  POST /v1/messages           Anthropic chat\n"
                "  POST /v1/completions        text completion\n"
                "  POST /generate              native\n"
                "  POST /tokenize /detokenize  text to ids and back\n"
@@ -254,10 +256,11 @@ void api_server_info(struct server *s, struct exch *x)
     buf_printf(&b,
                "\"http\":{\"connections\":%d,\"exchanges\":%d,\"accepted\":%llu,\"refused\":%llu,"
                "\"requests\":%llu,\"generations\":%d,\"handles_taken\":%llu,"
-               "\"handles_given\":%llu},",
+               "\"handles_given\":%llu,\"kept_streams\":%d,\"kept_bytes\":%llu},",
                lc.connections, lc.exchanges, (unsigned long long)lc.accepted,
                (unsigned long long)lc.refused, (unsigned long long)lc.requests, s->n_gens,
-               (unsigned long long)s->handles_taken, (unsigned long long)s->handles_given);
+               (unsigned long long)s->handles_taken, (unsigned long long)s->handles_given,
+               s->n_keeps, (unsigned long long)keep_bytes(s));
     put_call_memory(s, &b);
     buf_printf(&b, "\"internal_states\":[{\"last_gen_throughput\":%.3f,\"avg_spec_accept_length\":",
                st.last_decode_tok_s);

@@ -328,10 +328,7 @@ static void finish(struct gen *g)
     }
     if (g->list)
         buf_putc(&b, ']');
-    if (b.failed)
-        gen_oom(g);
-    else
-        api_send(g->x, 200, &b);
+    gen_reply(g, &b);
     buf_release(&b);
 }
 

@@ -17,6 +17,9 @@
 enum server_state { SERVER_STARTING, SERVER_READY, SERVER_DRAINING, SERVER_FAILED };
 
 struct gen;
+struct response_store;
+struct grammars;
+struct gate_rules;
 
 struct server {
     struct server_opts o;
@@ -26,6 +29,8 @@ struct server {
     struct tokenizer *tok;      /* the same; read by helper threads */
     struct chat_memory *memory; /* set when READY unless it is off; locks itself */
     bool saving, unsaved;       /* a helper thread writes it; there is more to write */
+    struct grammars *grammars;  /* the same; locks itself */
+    struct gate_rules *gates;   /* the same; constant */
     struct fst_engine_info info;
     struct chat_defaults chat;
     char model_name[256];
@@ -35,6 +40,10 @@ struct server {
     int port;
     struct gen *gens; /* running generations */
     int n_gens;
+    struct response_store *responses; /* NULL: none is kept */
+    struct keep *keeps;               /* answers that outlive their connections (keep.h) */
+    int n_keeps;
+    int n_compiling;                       /* of these, whose grammar is being compiled */
     uint64_t handles_taken, handles_given; /* engine requests submitted, freed */
     struct metrics m;
     struct rng seeds; /* of prompts that bring none */
@@ -54,6 +63,8 @@ struct server {
         fst_engine *engine;
         struct tokenizer *tok;
         struct chat_memory *memory;
+        struct grammars *grammars;
+        struct gate_rules *gates;
         struct fst_engine_info info;
         struct hash128 salt;
         enum chat_profile profile;
@@ -81,12 +92,16 @@ bool api_fail_status(struct api_error *e, enum fst_status rc, const char *param)
 const char *api_error_type(int status);
 
 enum api_shape {
-    SHAPE_OPENAI, /* {"object":"error","message":...,"error":{message,type,param,code}} */
-    SHAPE_NATIVE  /* {"error":{message,type,code:status}} */
+    SHAPE_OPENAI,   /* {"object":"error","message":...,"error":{message,type,param,code}} */
+    SHAPE_NATIVE,   /* {"error":{message,type,code:status}} */
+    SHAPE_ANTHROPIC /* {"type":"error","error":{type,message},"request_id":...} */
 };
-void api_error_json(struct buf *out, const struct api_error *e, enum api_shape shape);
-/* What goes into a stream whose head is already out: {"error":{...,"code":status}}. */
-void api_error_stream_json(struct buf *out, const struct api_error *e);
+/* request_id: of the exchange, for SHAPE_ANTHROPIC. */
+void api_error_json(struct buf *out, const struct api_error *e, enum api_shape shape,
+                    const char *request_id);
+/* What goes into a stream whose head is already out: {"error":{...,"code":status}}, or Anthropic's shape. */
+void api_error_stream_json(struct buf *out, const struct api_error *e, enum api_shape shape,
+                           const char *request_id);
 void api_send_error(struct exch *x, const struct api_error *e, enum api_shape shape);
 void api_send(struct exch *x, int status, const struct buf *json);
 
@@ -113,6 +128,8 @@ bool remember_tenant(const struct server *s, const char *key, json_val *body, st
 /* ------------------------------------------------------------------ routing */
 
 void route_dispatch(struct server *s, struct exch *x);
+/* Of errors at this path; NULL: not known yet. */
+enum api_shape route_shape(const char *path);
 /* 0 when the request may pass, else the error is filled in. */
 bool auth_check(const struct server *s, const struct exch *x, bool admin, struct api_error *e);
 /* The key that let this request in, "" when none is asked for. */
@@ -120,17 +137,25 @@ const char *auth_key(const struct server *s, const struct exch *x);
 bool auth_equal(const char *a, const char *b); /* time depends on the length of b alone */
 
 void api_chat(struct server *s, struct exch *x);
+void api_messages(struct server *s, struct exch *x);
+void api_count_tokens(struct server *s, struct exch *x);
 void api_completions(struct server *s, struct exch *x);
 void api_generate(struct server *s, struct exch *x);
 void api_tokenize(struct server *s, struct exch *x);
 void api_detokenize(struct server *s, struct exch *x);
 void api_apply_template(struct server *s, struct exch *x);
+void api_parse_calls(struct server *s, struct exch *x);
+void api_separate_reasoning(struct server *s, struct exch *x);
 void api_page(struct server *s, struct exch *x);
 void api_health(struct server *s, struct exch *x);
 void api_health_generate(struct server *s, struct exch *x);
 void api_models(struct server *s, struct exch *x);
 void api_model_info(struct server *s, struct exch *x);
 void api_server_info(struct server *s, struct exch *x);
+void api_responses(struct server *s, struct exch *x);
+void api_responses_get(struct server *s, struct exch *x);
+void api_responses_cancel(struct server *s, struct exch *x);
+void api_streams(struct server *s, struct exch *x);
 void api_load(struct server *s, struct exch *x);
 void api_metrics(struct server *s, struct exch *x);
 void api_abort(struct server *s, struct exch *x);

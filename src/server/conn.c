@@ -376,7 +376,7 @@ static void refuse(struct conn *c, int status, const char *why)
         memcpy(x->verb_name, "-", 2);
     loop_counts_of(c->loop)->refused++;
     struct buf b = {0};
-    loop_options(c->loop)->refuse(loop_options(c->loop)->ud, status, why, &b);
+    loop_options(c->loop)->refuse(loop_options(c->loop)->ud, x, status, why, &b);
     x->keep_alive = false;
     c->close_after = true;
     c->refused = true;

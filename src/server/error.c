@@ -69,8 +69,32 @@ static void put_member(struct buf *out, const char *key, const char *value)
         buf_puts(out, "null");
 }
 
-void api_error_json(struct buf *out, const struct api_error *e, enum api_shape shape)
+/* Anthropic's name of an error, which follows from the status alone. */
+static const char *anthropic_type(int status)
 {
+    switch (status) {
+    case 429:
+        return "rate_limit_error";
+    case 503:
+        return "overloaded_error";
+    default:
+        return status >= 500 ? "api_error" : api_error_type(status);
+    }
+}
+
+void api_error_json(struct buf *out, const struct api_error *e, enum api_shape shape,
+                    const char *request_id)
+{
+    if (shape == SHAPE_ANTHROPIC) {
+        buf_puts(out, "{\"type\":\"error\",\"error\":{");
+        put_member(out, "type", anthropic_type(e->status));
+        buf_putc(out, ',');
+        put_member(out, "message", e->message);
+        buf_puts(out, "},");
+        put_member(out, "request_id", request_id);
+        buf_putc(out, '}');
+        return;
+    }
     if (shape == SHAPE_NATIVE) {
         buf_puts(out, "{\"error\":{");
         put_member(out, "message", e->message);
@@ -99,8 +123,13 @@ void api_error_json(struct buf *out, const struct api_error *e, enum api_shape s
     buf_puts(out, "}}");
 }
 
-void api_error_stream_json(struct buf *out, const struct api_error *e)
+void api_error_stream_json(struct buf *out, const struct api_error *e, enum api_shape shape,
+                           const char *request_id)
 {
+    if (shape == SHAPE_ANTHROPIC) {
+        api_error_json(out, e, shape, request_id);
+        return;
+    }
     buf_puts(out, "{\"error\":{");
     put_member(out, "message", e->message);
     buf_putc(out, ',');
@@ -129,7 +158,7 @@ void api_send_error(struct exch *x, const struct api_error *e, enum api_shape sh
         exch_add_header(x, "Retry-After", "1");
     if (e->status == 401)
         exch_add_header(x, "WWW-Authenticate", "Bearer");
-    api_error_json(&b, e, shape);
+    api_error_json(&b, e, shape, x->request_id);
     api_send(x, e->status, &b);
     buf_release(&b);
 }

@@ -14,7 +14,9 @@ enum {
     ON_CHAT = 1,
     ON_COMPLETIONS = 2,
     ON_GENERATE = 4, /* top level of /generate */
-    ON_SAMPLING = 8  /* sampling_params of /generate */
+    ON_SAMPLING = 8, /* sampling_params of /generate */
+    ON_MESSAGES = 16,
+    ON_RESPONSES = 32
 };
 
 struct field {

@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "base/utf8.h"
 #include "server/fields.h"
+#include "server/keep.h"
 
 /* Bodies above this are parsed, rendered and tokenised on a helper thread: 64 KiB take about 2 ms,
  * as long as the loop may be away from its other connections. */
@@ -37,6 +38,7 @@ static void free_choice(struct gen *g, struct gen_choice *c)
         g->s->handles_given++;
     }
     chat_stream_free(c->st);
+    chat_watch_free(c->watch); /* the request, which feeds it, is gone */
     buf_release(&c->content);
     buf_release(&c->reasoning);
     buf_release(&c->pending);
@@ -66,11 +68,20 @@ static void gen_free(struct gen *g)
     }
     mem_free(g->prompts);
     mem_free(g->echo_text);
+    for (size_t i = 0; i < g->n_params; i++) {
+        grammar_ask_release(g->s->grammars, &g->params[i].ask);
+        gen_params_release(&g->params[i]);
+    }
     mem_free(g->params);
+    tokenizer_ids_release(&g->force);
     if (g->has_chat) {
         chat_prompt_release(&g->prompt);
         chat_request_release(&g->chat);
     }
+    if (g->d->release && g->ud)
+        g->d->release(g);
+    if (g->keep)
+        keep_without_gen(g->keep);
     json_free(g->doc);
     buf_release(&g->body);
     mem_free(g->key);
@@ -98,8 +109,32 @@ static void on_gone(struct exch *x, void *ud)
     g->x = NULL;
     if (g->working)
         return; /* freed when the helper thread is back */
+    if (g->keep) {
+        keep_touch(g->keep);
+        return;
+    }
+    gen_drop(g);
+}
+
+void gen_drop(struct gen *g)
+{
     count_abort(g);
     gen_free(g);
+}
+
+/* What a reader of a kept answer gets that failed. */
+static void keep_error(struct gen *g)
+{
+    struct buf b = {0};
+    bool stream = g->stream;
+    g->stream = false;
+    if (g->d->failed)
+        g->d->failed(g, &b);
+    else
+        api_error_json(&b, &g->err, g->d->shape, NULL);
+    keep_answer(g->keep, g->d->failed ? 200 : g->err.status, &b);
+    g->stream = stream;
+    buf_release(&b);
 }
 
 /* Answer with g->err: as a status while the head is not out, else inside the stream. */
@@ -107,26 +142,39 @@ static void answer_error(struct gen *g)
 {
     struct exch *x = g->x;
     FST_ASSERT(g->err.status);
-    x->on_gone = NULL;
-    x->on_tick = NULL;
-    g->x = NULL;
+    if (x) {
+        x->on_gone = NULL;
+        x->on_tick = NULL;
+    }
     g->answered = true;
-    if (!x->status) {
+    if (x && !x->status) {
+        g->x = NULL;
         api_send_error(x, &g->err, g->d->shape);
         return;
     }
     struct buf b = {0};
-    buf_puts(&b, "data: ");
-    api_error_stream_json(&b, &g->err);
-    buf_puts(&b, "\n\n");
-    exch_stream_write(x, buf_str(&b), b.len);
-    buf_release(&b);
-    exch_stream_break(x);
+    if (g->stream && g->d->failed) {
+        g->d->failed(g, NULL);
+    } else if (g->stream) {
+        api_error_stream_json(&b, &g->err, g->d->shape, x ? x->request_id : NULL);
+        gen_send_named(g, g->d->shape == SHAPE_ANTHROPIC ? "error" : NULL, &b);
+        buf_release(&b);
+    }
+    bool broken = !g->stream || !g->d->failed;
+    g->x = NULL;
+    if (x && broken)
+        exch_stream_break(x);
+    else if (x)
+        exch_stream_end(x);
+    if (g->keep) {
+        g->keep->failed = broken;
+        keep_error(g);
+    }
 }
 
 static void fail(struct gen *g)
 {
-    if (g->x)
+    if (g->x || g->keep)
         answer_error(g);
     gen_free(g);
 }
@@ -199,6 +247,10 @@ bool gen_check_prompt(struct gen *g, size_t i, const char *param)
     if (n == 0)
         return api_fail(&g->err, 400, "invalid_value", param,
                         "%s: the prompt has no tokens, at least one is needed", param);
+    if (n >= ctx && g->d->shape == SHAPE_ANTHROPIC) /* its clients look for these words */
+        return api_fail(&g->err, 400, "context_length_exceeded", param,
+                        "prompt is too long: %lld tokens > %lld maximum", (long long)n,
+                        (long long)ctx);
     if (n >= ctx) {
         api_fail(&g->err, 400, "context_length_exceeded", param,
                  "This model's maximum context length is %lld tokens. The input (%lld tokens) is "
@@ -228,8 +280,22 @@ static void prepare(void *ud)
                  json_type_name(json_type_of(json_root(g->doc))));
         return;
     }
-    if (!g->d->prepare(g) && !g->err.status)
+    if ((!g->d->prepare(g) || (g->has_chat && !gen_ask_chat(g))) && !g->err.status)
         api_fail(&g->err, 500, "internal_error", NULL, "%s", fst_error_text());
+}
+
+/* Of a helper thread. */
+static void compile(void *ud)
+{
+    gen_compile(ud);
+}
+
+static void prepare_all(void *ud)
+{
+    struct gen *g = ud;
+    prepare(g);
+    if (!g->err.status && !gen_find_grammars(g))
+        gen_compile(g);
 }
 
 /* ------------------------------------------------------------------ text events */
@@ -292,6 +358,38 @@ static void wake(void *ud)
     loop_wake(ud);
 }
 
+/* From the engine's thread. */
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
+{
+    struct chat_watch_verdict v = chat_watch_feed(ud, id,
+                                                  ends == FST_FINISH_STOP     ? CHAT_WATCH_STOP_ID
+                                                  : ends == FST_FINISH_LENGTH ? CHAT_WATCH_LENGTH
+                                                                              : CHAT_WATCH_GOES_ON);
+
+    (void)n;
+    return (struct fst_verdict){.force = v.force, .stop = v.stop, .keep = (int64_t)v.keep};
+}
+
+/* Tokens that may be thoughts, so that an answer has room; -1: any number. */
+static int64_t budget_of(const struct gen_choice *c)
+{
+    const struct gen *g = c->g;
+    const struct gen_params *p = gen_params_of(c);
+    int64_t room = g->s->info.context_length - (int64_t)g->prompts[c->prompt].n;
+    int64_t max = p->max_new < 0 ? room : FST_MIN(p->max_new, room);
+    int64_t most = FST_MAX(max - FST_MAX(64, max / 4), 0);
+
+    if (p->budget == GEN_BUDGET_NONE || g->kind != CHAT_STREAM_CHAT)
+        return -1;
+    return p->budget == GEN_BUDGET_AUTO ? most : FST_MIN(p->budget, most);
+}
+
+/* Nothing but ids and the engine's own ends: nobody has to look. */
+static bool needs_watch(const struct gen *g, const struct gen_params *p)
+{
+    return p->n_stops > 0 || p->loop_guard || g->kind == CHAT_STREAM_CHAT;
+}
+
 /* Ids before the first user turn: the system text and the tools, which conversations share. */
 static size_t preamble(const struct gen *g, const struct tokenizer_ids *ids)
 {
@@ -308,17 +406,21 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     const struct tokenizer_ids *ids = &g->prompts[c->prompt];
     struct server *s = g->s;
     struct chat_stream_opts so = {.tokenizer = s->tok, .kind = g->kind};
-    if (g->kind == CHAT_STREAM_CHAT) {
+    if (g->kind == CHAT_STREAM_CHAT)
         chat_stream_opts_init(&so, s->tok, &g->chat, &g->prompt);
-        so.json_only = g->chat.response_format.data && !g->prompt.tools_on;
-    }
     so.parser.event = on_event;
     so.parser.ud = c;
+    so.parser.call_id_ud = (void *)(uintptr_t)g->d->call_prefix;
     so.stops = p->stop;
     so.n_stops = p->n_stops;
     so.no_stop_trim = p->no_stop_trim;
     so.skip_special = p->skip_special;
-    if (chat_stream_new(&c->st, &so) < 0)
+    struct chat_watch_opts wo = {.stream = so,
+                                 .budget = budget_of(c),
+                                 .loops = p->loop_guard && !p->ignore_eos,
+                                 .bound = grammar_of(&p->ask) && !p->ask.of_block};
+    if (chat_stream_new(&c->st, &so) < 0 ||
+        (needs_watch(g, p) && chat_watch_new(&c->watch, &wo) < 0))
         return gen_oom(g);
     struct fst_request_opts ro;
     struct hash128 key = hash128(g->key, strlen(g->key), s->salt);
@@ -329,6 +431,7 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.cache_salt[2] = g->salt.lo;
     ro.cache_salt[3] = g->salt.hi;
     ro.report_prefix = g->report_cache;
+    ro.after = c->k > 0 ? c[-c->k].req : NULL;
     ro.ids = ids->id;
     ro.n_ids = ids->n;
     ro.n_preamble = preamble(g, ids);
@@ -341,7 +444,14 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.ignore_eos = p->ignore_eos;
     ro.stop_ids = p->stop_id;
     ro.n_stop_ids = p->n_stop_ids;
-    ro.logprobs = p->logprobs;
+    ro.logit_bias = p->bias;
+    ro.n_logit_bias = p->n_bias;
+    ro.force_ids = g->force.id;
+    ro.n_force_ids = g->force.n;
+    ro.debug_retract_at = g->retract_at;
+    ro.on_token = c->watch ? on_token : NULL;
+    ro.on_token_ud = c->watch;
+    ro.logprobs = p->logprobs || p->rank;
     ro.top_logprobs = p->top_logprobs;
     if (c->k == 0) { /* gen_prompt_view */
         ro.prompt_logprobs_from = p->prompt_logprobs_from;
@@ -350,7 +460,12 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     ro.timeout_s = s->o.request_timeout_s;
     ro.on_change = wake;
     ro.on_change_ud = s->loop;
+    struct fst_gate gate;
+    struct buf text = {0};
+    if (!gen_put_grammar(c, &ro, &gate, &text))
+        return false;
     enum fst_status rc = fst_request_submit(s->engine, &ro, &c->req);
+    buf_release(&text);
     if (rc < 0) {
         if (rc == FST_EFULL && s->o.queue_full_status == 429) {
             api_fail(&g->err, 429, "queue_full", NULL, "The request queue is full.");
@@ -362,6 +477,12 @@ static bool start_choice(struct gen *g, struct gen_choice *c)
     return true;
 }
 
+static bool counts_tokens(const struct gen_params *p)
+{
+    const struct fst_sampling *s = &p->sampling;
+    return s->presence_penalty != 0 || s->frequency_penalty != 0 || s->repetition_penalty != 1;
+}
+
 /* How many choices there are; 0 after an error: too many, or prompts too long for so many. */
 static int count_choices(struct gen *g)
 {
@@ -371,6 +492,9 @@ static int count_choices(struct gen *g)
         int64_t n = (int64_t)g->prompts[i].n;
         total += p->n;
         bytes += n * (int64_t)sizeof(int32_t) * p->n;
+        bytes += (int64_t)(p->n_bias * sizeof *p->bias) * p->n;
+        if (counts_tokens(p)) /* a place and a count for each of the vocabulary, at most */
+            bytes += (int64_t)g->s->info.vocab_size * 12 * p->n;
         if (p->prompt_logprobs_from >= 0)
             bytes += n * (int64_t)(sizeof(float) +
                                    (size_t)p->prompt_top_logprobs * sizeof(struct fst_top_logprob));
@@ -380,14 +504,27 @@ static int count_choices(struct gen *g)
         return 0;
     }
     if (bytes > GEN_COPIES_MAX) {
-        api_fail(
-            &g->err, 400, "invalid_value", "n",
-            "n: prompts and their log-probabilities for %lld choices take %lld MiB, at most %d "
-            "MiB are allowed in one request",
-            (long long)total, (long long)(bytes >> 20), GEN_COPIES_MAX >> 20);
+        api_fail(&g->err, 400, "invalid_value", "n",
+                 "n: prompts, their log-probabilities, biases and counts for %lld choices take "
+                 "%lld MiB, "
+                 "at most %d MiB are allowed in one request",
+                 (long long)total, (long long)(bytes >> 20), GEN_COPIES_MAX >> 20);
         return 0;
     }
     return (int)total;
+}
+
+/* The token goes out at once: a client that is cut off before the first word must have it. */
+static void announce(struct gen *g)
+{
+    if (g->d->accepted && g->d->accepted(g))
+        return;
+    if (g->stream) {
+        gen_stream_head(g->x, g->keep->token);
+        return;
+    }
+    exch_add_header(g->x, "X-Firesteel-Resume", g->keep->token);
+    exch_stream_begin(g->x, 200, "application/json");
 }
 
 static void start(struct gen *g)
@@ -420,6 +557,10 @@ static void start(struct gen *g)
                                                  .seed = seed,
                                                  .matched_id = -1,
                                                  .matched_stop = -1};
+    }
+    if (g->keep_s > 0 && !keep_open(g)) {
+        fail(g);
+        return;
     }
     for (int i = 0; i < total; i++) {
         if (!start_choice(g, &g->choices[i])) {
@@ -454,12 +595,15 @@ static void start(struct gen *g)
         log_info("request prompt", "id=%s text=%s", g->id,
                  log_value(v, sizeof v, buf_str(&g->prompt.text), g->prompt.text.len));
     }
+    if (g->keep)
+        announce(g);
 }
 
 static void prepared(void *ud)
 {
     struct gen *g = ud;
     g->working = false;
+    gen_count_grammars(g);
     if (!g->x) { /* the client left meanwhile */
         count_abort(g);
         gen_free(g);
@@ -538,6 +682,10 @@ static void end_choice(struct gen_choice *c)
     c->n_tokens = r->n_tokens;
     c->n_reasoning = r->reasoning_tokens;
     c->finish_reason = chat_finish_name(r->finish);
+    if (c->view.finish == FST_FINISH_WATCH && !by_text) { /* nobody asked for calls that go round */
+        c->loop = chat_watch_loop(c->watch);
+        c->finish_reason = chat_finish_name(CHAT_FINISH_STOP);
+    }
     c->matched_stop = r->stop_index;
     if (!by_text && c->view.finish == FST_FINISH_STOP)
         c->matched_id = c->view.matched_id;
@@ -593,7 +741,7 @@ static void update_choice(struct gen_choice *c)
     }
     size_t before = c->fed;
     while (c->fed < v->n && !chat_stream_result(c->st)->stopped) {
-        bool is_stop = v->finish == FST_FINISH_STOP && c->fed + 1 == v->n;
+        bool is_stop = v->finish == FST_FINISH_STOP && v->matched_id >= 0 && c->fed + 1 == v->n;
         if (chat_stream_feed(c->st, v->ids[c->fed], is_stop) < 0)
             gen_oom(g);
         c->fed++;
@@ -605,6 +753,17 @@ static void update_choice(struct gen_choice *c)
         g->d->batch(c);
     if (ended)
         end_choice(c);
+}
+
+/* The answer of a kept stream as one, for those who ask later. */
+static void keep_whole(struct gen *g)
+{
+    g->stream = false;
+    for (int i = 0; i < g->n_choices; i++)
+        g->choices[i].sent_logprobs = g->choices[i].sent_text = g->choices[i].sent_ids = 0;
+    g->d->finish(g);
+    if (g->err.status)
+        keep_error(g);
 }
 
 static void update(struct gen *g)
@@ -623,9 +782,10 @@ static void update(struct gen *g)
     count_end(g);
     log_end(g);
     g->answered = true;
-    struct exch *x = g->x;
-    x->on_gone = NULL;
-    x->on_tick = NULL;
+    if (g->x) {
+        g->x->on_gone = NULL;
+        g->x->on_tick = NULL;
+    }
     g->d->finish(g);
     if (g->err.status) {
         g->answered = false;
@@ -633,6 +793,8 @@ static void update(struct gen *g)
         return;
     }
     g->x = NULL;
+    if (g->keep && g->stream)
+        keep_whole(g);
     gen_free(g);
 }
 
@@ -662,39 +824,114 @@ int gen_abort(struct server *s, const char *rid)
 
 /* ------------------------------------------------------------------ streams */
 
+void gen_stream_head(struct exch *x, const char *token)
+{
+    exch_add_header(x, "Cache-Control", "no-cache");
+    exch_add_header(x, "X-Accel-Buffering", "no");
+    if (token)
+        exch_add_header(x, "X-Firesteel-Resume", token);
+    exch_stream_begin(x, 200, "text/event-stream; charset=utf-8");
+}
+
 static void stream_head(struct gen *g)
 {
-    if (g->x->status)
-        return;
-    exch_add_header(g->x, "Cache-Control", "no-cache");
-    exch_add_header(g->x, "X-Accel-Buffering", "no");
-    exch_stream_begin(g->x, 200, "text/event-stream; charset=utf-8");
+    if (!g->x->status)
+        gen_stream_head(g->x, g->keep ? g->keep->token : NULL);
+}
+
+/* One event: to who reads, and to what is kept. */
+static void send_event(struct gen *g, const char *type, const char *data, size_t len)
+{
+    struct buf b = {0};
+    if (g->keep)
+        buf_printf(&b, "id: %llu\n", (unsigned long long)keep_next(g->keep));
+    if (type)
+        buf_printf(&b, "event: %s\n", type);
+    buf_puts(&b, "data: ");
+    buf_append(&b, data, len);
+    buf_puts(&b, "\n\n");
+    if (b.failed) {
+        gen_oom(g);
+    } else {
+        if (g->keep)
+            keep_event(g->keep, &b);
+        if (g->x) {
+            stream_head(g);
+            exch_stream_write(g->x, b.data, b.len);
+        }
+    }
+    buf_release(&b);
+}
+
+void gen_send_named(struct gen *g, const char *type, const struct buf *json)
+{
+    if (g->err.status && !g->answered)
+        return; /* an event was lost: what follows it may not look whole */
+    if (json->failed)
+        gen_oom(g);
+    else
+        send_event(g, type, json->data, json->len);
 }
 
 void gen_send_event(struct gen *g, const struct buf *json)
+{
+    gen_send_named(g, NULL, json);
+}
+
+void gen_send_done(struct gen *g)
+{
+    send_event(g, NULL, "[DONE]", 6);
+    gen_end(g);
+}
+
+void gen_end(struct gen *g)
+{
+    if (g->x && !g->err.status)
+        exch_stream_end(g->x);
+}
+
+void gen_reply(struct gen *g, const struct buf *json)
 {
     if (json->failed) {
         gen_oom(g);
         return;
     }
-    stream_head(g);
-    struct buf b = {0};
-    buf_puts(&b, "data: ");
-    buf_append(&b, json->data, json->len);
-    buf_puts(&b, "\n\n");
-    if (b.failed)
-        gen_oom(g);
-    else
-        exch_stream_write(g->x, b.data, b.len);
-    buf_release(&b);
+    if (g->keep)
+        keep_answer(g->keep, 200, json);
+    if (!g->x)
+        return;
+    if (!g->x->status) {
+        api_send(g->x, 200, json);
+        return;
+    }
+    exch_stream_write(g->x, json->data, json->len);
+    exch_stream_end(g->x);
 }
 
-void gen_send_done(struct gen *g)
+void gen_reply_early(struct gen *g, const struct buf *json)
 {
-    static const char done[] = "data: [DONE]\n\n";
-    stream_head(g);
-    exch_stream_write(g->x, done, sizeof done - 1);
-    exch_stream_end(g->x);
+    struct exch *x = g->x;
+    g->x = NULL;
+    x->on_gone = NULL;
+    x->on_tick = NULL;
+    exch_add_header(x, "X-Firesteel-Resume", g->keep->token);
+    api_send(x, 200, json);
+    keep_touch(g->keep);
+}
+
+/* Places in line change without a sign of the request's own. */
+static void tick_progress(struct gen *g)
+{
+    for (int i = 0; i < g->n_choices; i++) {
+        struct gen_choice *c = &g->choices[i];
+        if (c->view.n || c->done)
+            continue;
+        fst_request_get_view(c->req, &c->view);
+        if (c->view.n || c->view.queue_place == c->place_seen)
+            continue;
+        c->place_seen = c->view.queue_place;
+        g->d->progress(c);
+    }
 }
 
 static void on_tick(struct exch *x, void *ud, int64_t now_ms)
@@ -702,12 +939,39 @@ static void on_tick(struct exch *x, void *ud, int64_t now_ms)
     struct gen *g = ud;
     double every = g->s->o.sse_keepalive_s;
     /* body.len is not looked at: before `prepare` is back nothing is known of the request. */
-    if (g->working || !g->stream || !g->d->comments || every <= 0)
+    if (g->working || g->answered || !g->stream)
+        return;
+    if (g->progress && g->d->progress)
+        tick_progress(g);
+    if ((!g->d->comments && !g->d->keep_alive) || every <= 0)
         return;
     if ((double)(now_ms - x->last_write_ms) < 1e3 * every)
         return;
+    if (g->d->keep_alive) {
+        g->d->keep_alive(g);
+        return;
+    }
     stream_head(g);
     exch_stream_write(x, ": keep-alive\n\n", 14);
+}
+
+static void take_reader(struct gen *g, struct exch *x)
+{
+    g->x = x;
+    x->ud = g;
+    x->on_gone = on_gone;
+    x->on_tick = on_tick;
+}
+
+void gen_attach(struct gen *g, struct exch *x)
+{
+    struct exch *old = g->x;
+    if (old) {
+        old->on_gone = NULL;
+        old->on_tick = NULL;
+        exch_stream_break(old);
+    }
+    take_reader(g, x);
 }
 
 void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
@@ -720,7 +984,6 @@ void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
         return;
     }
     g->s = s;
-    g->x = x;
     g->d = d;
     g->start_ns = clock_ns();
     g->created = clock_wall_ns() / 1000000000;
@@ -732,18 +995,25 @@ void gen_run(struct server *s, struct exch *x, const struct gen_dialect *d)
     s->n_gens++;
     g->body = x->body;
     x->body = (struct buf){0};
-    x->ud = g;
-    x->on_gone = on_gone;
-    x->on_tick = on_tick;
+    take_reader(g, x);
     g->working = true;
     if (!(g->key = mem_strdup(auth_key(s, x))))
         gen_oom(g);
-    else if (g->body.len > INLINE_BODY_MAX) {
-        if (loop_work(s->loop, prepare, prepared, g) == FST_OK)
+    else if (!keep_read(g)) {
+        /* the error is recorded */
+    } else if (g->body.len > INLINE_BODY_MAX) {
+        if (loop_work(s->loop, prepare_all, prepared, g) == FST_OK)
             return;
         gen_oom(g);
     } else {
         prepare(g);
+        if (!g->err.status && !gen_find_grammars(g)) {
+            s->n_compiling++;
+            g->compiling = true;
+            if (loop_work(s->loop, compile, prepared, g) == FST_OK)
+                return;
+            gen_oom(g);
+        }
     }
     prepared(g);
 }
@@ -899,13 +1169,24 @@ void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last)
     buf_putc(b, '}');
 }
 
+void gen_put_progress_object(const struct gen_choice *c, struct buf *b)
+{
+    const struct fst_request_view *v = &c->view;
+    double done = (double)(v->n_prefilled - FST_MIN(v->n_cached, v->n_prefilled));
+    buf_printf(b, "{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,\"time_ms\":%.0f,\"eta_ms\":",
+               v->n_prompt, v->n_cached, v->n_prefilled, 1e3 * v->prefill_s);
+    if (done > 0)
+        buf_printf(b, "%.0f", 1e3 * v->prefill_s / done * (double)(v->n_prompt - v->n_prefilled));
+    else
+        buf_puts(b, "null");
+    buf_printf(b, ",\"queue_position\":%zu}", v->queue_place);
+}
+
 void gen_put_progress(const struct gen_choice *c, struct buf *b)
 {
-    buf_printf(b,
-               ",\"prompt_progress\":{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,"
-               "\"time_ms\":%.0f}%s}",
-               c->view.n_prompt, c->view.n_cached, c->view.n_prefilled, 1e3 * c->view.prefill_s,
-               c->g->include_usage ? ",\"usage\":null" : "");
+    buf_puts(b, ",\"prompt_progress\":");
+    gen_put_progress_object(c, b);
+    buf_printf(b, "%s}", c->g->include_usage ? ",\"usage\":null" : "");
 }
 
 void gen_answer(struct gen *g, struct buf *b)
@@ -920,10 +1201,7 @@ void gen_answer(struct gen *g, struct buf *b)
     }
     gen_put_firesteel(&g->choices[0], b);
     buf_putc(b, '}');
-    if (b->failed)
-        gen_oom(g);
-    else
-        api_send(g->x, 200, b);
+    gen_reply(g, b);
 }
 
 void gen_end_stream(struct gen *g, const char *object)
@@ -940,6 +1218,13 @@ void gen_end_stream(struct gen *g, const char *object)
             return;
     }
     gen_send_done(g);
+}
+
+void gen_put_finish_details(const struct gen_choice *c, struct buf *b)
+{
+    if (c->loop != CHAT_LOOP_NONE)
+        buf_printf(b, ",\"finish_details\":{\"type\":\"loop_guard\",\"repeats\":\"%s\"}",
+                   c->loop == CHAT_LOOP_CALLS ? "tool_call" : "text");
 }
 
 void gen_put_matched(const struct gen_choice *c, struct buf *b)

@@ -4,13 +4,14 @@
  * results are written; everything between is here and the same for all.
  *
  * Life: gen_run takes the exchange; the gen frees itself when it has answered or when the client is
- * gone.  An engine handle is freed in gen_free and nowhere else; server.handles_taken and
+ * gone; a kept one (keep.h) goes on without a client.  An engine handle is freed in gen_free and nowhere else; server.handles_taken and
  * handles_given must be equal when no gen is left. */
 #ifndef FST_SERVER_GEN_H
 #define FST_SERVER_GEN_H
 
-#include "chat/stream.h"
+#include "chat/watch.h"
 #include "server/app.h"
+#include "server/grammars.h"
 
 enum { GEN_STOPS_MAX = 64, GEN_STOP_BYTES_MAX = 1024, GEN_CHOICES_MAX = 4096 };
 /* Every choice holds its prompt's ids in the engine: so many bytes for one HTTP request. */
@@ -33,8 +34,16 @@ struct gen_params {
     int top_logprobs;
     int64_t prompt_logprobs_from; /* -1: none */
     int prompt_top_logprobs;
+    struct grammar_ask ask;      /* owned */
+    struct fst_logit_bias *bias; /* owned; NULL */
+    size_t n_bias;
+    int64_t budget;  /* of thoughts, in tokens; GEN_BUDGET_* */
+    bool loop_guard; /* ends what goes round in circles */
+    bool rank;       /* choices are ranked: their log-probabilities are wanted (best_of) */
 };
+enum { GEN_BUDGET_NONE = -1, GEN_BUDGET_AUTO = -2 };
 void gen_params_default(struct gen_params *p);
+void gen_params_release(struct gen_params *p);
 /* The fields that all endpoints share, under their names there.  openai: temperature ends at 2.
  * Any thread. */
 bool gen_params_read(struct gen_params *p, const struct field_reader *r, const struct server *s,
@@ -48,15 +57,17 @@ struct gen_call {
 
 struct gen_choice {
     struct gen *g;
-    int index;                    /* in the answer */
-    int prompt;                   /* index of its prompt */
-    int k;                        /* of the prompt's n choices */
-    uint64_t seed;                /* in force; the same for all choices of a prompt */
-    fst_request *req;             /* owned */
-    struct chat_stream *st;       /* owned */
+    int index;              /* in the answer */
+    int prompt;             /* index of its prompt */
+    int k;                  /* of the prompt's n choices */
+    uint64_t seed;          /* in force; the same for all choices of a prompt */
+    fst_request *req;       /* owned */
+    struct chat_stream *st; /* owned */
+    struct chat_watch
+        *watch; /* owned; NULL: nothing is to be watched.  The engine's thread feeds it */
     struct fst_request_view view; /* last seen; arrays live as long as req */
     size_t fed;
-    size_t progress_seen;
+    size_t progress_seen, place_seen;
     bool began, done;
     int64_t last_token_ns;
 
@@ -69,6 +80,7 @@ struct gen_choice {
     const char *finish_reason; /* "stop", "length", "tool_calls", "abort" */
     int64_t matched_id;        /* -1 */
     int matched_stop;          /* index of the stop string; -1 */
+    enum chat_watch_loop loop; /* that ended it */
     uint64_t n_tokens, n_reasoning;
 
     /* For the dialect's streams: text waiting for the end of this batch of tokens. */
@@ -76,6 +88,8 @@ struct gen_choice {
     enum chat_event_type pending_type;
     size_t sent_logprobs;
     size_t sent_text, sent_ids;
+    int n_blocks, open_block; /* blocks begun; the kind of the one that is not ended, 0: none */
+    bool has_answer;          /* one of them was text or a call */
 };
 
 struct gen;
@@ -84,6 +98,7 @@ struct gen_dialect {
     enum api_shape shape;
     bool comments; /* keep-alive comments are understood */
     const char *id_prefix;
+    const char *call_prefix; /* of call ids; NULL: "call_" */
     /* Read the body.  Runs on a helper thread for large ones: touches g alone, and of the server
      * only what is constant once it is ready. */
     bool (*prepare)(struct gen *g);
@@ -91,7 +106,19 @@ struct gen_dialect {
     void (*batch)(struct gen_choice *c);    /* streams only: a batch of tokens has been fed */
     void (*progress)(struct gen_choice *c); /* streams only: more of the prompt is read; or NULL */
     void (*choice_end)(struct gen_choice *c); /* streams only */
-    void (*finish)(struct gen *g); /* all choices are done: write what is left; ends the exchange */
+    /* All choices are done: write what is left; ends the exchange.  For a kept stream a second time,
+     * with g->stream false: the whole answer for gen_reply. */
+    void (*finish)(struct gen *g);
+    /* The rest may be NULL. */
+    /* A kept answer, which the engine has now: say so at once, or false: the head alone is sent. */
+    bool (*accepted)(struct gen *g);
+    /* The answer fails with g->err behind its head.  out NULL: the last event of a stream, which then
+     * ends in order; else the whole answer.  NULL: the error alone. */
+    void (*failed)(struct gen *g, struct buf *out);
+    void (*release)(struct gen *g); /* frees ud */
+    /* Streams: something that says no more than that the server is alive; NULL: a comment, if those
+     * are understood. */
+    void (*keep_alive)(struct gen *g);
 };
 
 struct gen {
@@ -100,6 +127,10 @@ struct gen {
     const struct gen_dialect *d;
     struct gen *prev, *next;
     bool working, answered, aborted;
+    struct keep *keep; /* borrowed: what outlives the connection; NULL: nothing does */
+    int keep_s;        /* so long without a reader; 0: not kept */
+    void *ud;          /* the dialect's */
+    bool compiling;    /* of what a helper thread works on */
 
     struct buf body;
     struct json_doc *doc; /* until the requests are submitted */
@@ -123,6 +154,9 @@ struct gen {
     struct chat_prompt prompt;
     enum chat_stream_kind kind;
 
+    struct tokenizer_ids force; /* owned: debug.force_ids */
+    int64_t retract_at;         /* debug.retract_at */
+    int n_best;                 /* of each prompt's choices so many are answered with; 0: all */
     bool stream, include_usage, continuous_usage, progress, timings, report_cache;
     bool echo, list, return_ids, text_in_logprobs, whole_reasoning;
     struct buf *echo_text; /* owned; (n_prompts) with echo */
@@ -149,15 +183,48 @@ bool gen_read_ids(struct gen *g, json_val *array, const char *param, struct toke
 bool gen_set_model(struct gen *g, json_val *body);
 bool gen_oom(struct gen *g);
 
+/* api_chat.c: what dialects with messages share.  From the request in g->chat (rc: of reading it) to the
+ * text of its prompt, remembered turns in place. */
+bool gen_chat_render(struct gen *g, json_val *body, enum fst_status rc);
+/* The first of these fields that is there is max_new; checked against the room of prompt 0. */
+bool gen_read_max_tokens(struct gen *g, const struct field_reader *r, const char *const *names,
+                         size_t n);
+/* ask.c: what the fields of a body ask the reply to be; all dialects. */
+bool gen_read_grammar(struct gen_params *p, const struct field_reader *r);
+/* The same of a chat's tools and response format, after its prompt; joins what a field asked. */
+bool gen_ask_chat(struct gen *g);
+/* Takes what is kept; false: something has to be compiled, by gen_compile on a helper thread. */
+bool gen_find_grammars(struct gen *g);
+void gen_compile(struct gen *g);
+/* What of the request's options follows from it; `text` is owned by the caller and lives until submit. */
+bool gen_put_grammar(const struct gen_choice *c, struct fst_request_opts *ro, struct fst_gate *gate,
+                     struct buf *text);
+void gen_count_grammars(struct gen *g); /* in the metrics */
+
 /* remember.c: keeps what the model wrote when the reply of this choice has calls. */
 void remember_choice(const struct gen_choice *c);
 
+/* The whole answer of one that is no stream, to its reader and to what is kept. */
+void gen_reply(struct gen *g, const struct buf *json);
+/* For `accepted`: answer now and go on without a reader. */
+void gen_reply_early(struct gen *g, const struct buf *json);
+/* Another reader takes over; the one before is let go. */
+void gen_attach(struct gen *g, struct exch *x);
+void gen_drop(struct gen *g); /* cancel and free a kept one */
+/* Head of a stream; token NULL: not kept. */
+void gen_stream_head(struct exch *x, const char *token);
+
 /* For streams: the head if it is not out yet, then one event. */
 void gen_send_event(struct gen *g, const struct buf *json);
-void gen_send_done(struct gen *g); /* "data: [DONE]" and the end of the exchange */
+void gen_send_named(struct gen *g, const char *type, const struct buf *json); /* "event: type" */
+void gen_end(struct gen *g);       /* of a stream and its exchange, if somebody reads */
+void gen_send_done(struct gen *g); /* "data: [DONE]" before it */
 
 /* Of chat and completions: stream, stream_options, return_progress, timings_per_token. */
 bool gen_read_stream(struct gen *g, const struct field_reader *r);
+
+/* Stop strings of a field, appended to those there are. */
+bool gen_read_stops(struct gen_params *p, const struct field_reader *r, const char *name);
 
 /* Shared pieces of answers. */
 /* {"id","object","created","model","choices":[ */
@@ -165,6 +232,7 @@ void gen_put_head(const struct gen *g, struct buf *b, const char *object);
 /* What follows a choice in a chunk, the braces closed; last: it ends the choice. */
 void gen_put_chunk_tail(const struct gen_choice *c, struct buf *b, bool last);
 void gen_put_progress(const struct gen_choice *c, struct buf *b); /* with the comma before it */
+void gen_put_progress_object(const struct gen_choice *c, struct buf *b);
 /* Usage to the end of a plain answer; then it is sent. */
 void gen_answer(struct gen *g, struct buf *b);
 /* The end of a stream: the usage chunk if it is wanted, and [DONE]. */
@@ -172,7 +240,14 @@ void gen_end_stream(struct gen *g, const char *object);
 void gen_put_usage(const struct gen *g, struct buf *b);
 void gen_put_choice_usage(const struct gen_choice *c, struct buf *b);
 void gen_put_timings(const struct gen *g, struct buf *b);
-/* cache_salt, and what of `firesteel` is asked for; all dialects. */
+/* Of dialects whose replies begin with thoughts: the budget of these, in any of its spellings (the server's where
+ * none is given), and loop_guard (on by default).  A budget leaves room for an answer: max_tokens less
+ * max(64, max_tokens / 4) at most, which is also what `auto` means. */
+bool gen_read_budget(struct gen *g, const struct field_reader *r);
+bool gen_read_guard(struct gen *g, const struct field_reader *r);
+/* ,"finish_details":{..} of a reply that a loop ended; nothing otherwise. */
+void gen_put_finish_details(const struct gen_choice *c, struct buf *b);
+/* cache_salt, debug, and what of `firesteel` is asked for; all dialects. */
 bool gen_read_cache(struct gen *g, const struct field_reader *r);
 /* ,"firesteel":{..} with what was asked for; nothing otherwise. */
 void gen_put_firesteel(const struct gen_choice *c, struct buf *b);

@@ -15,7 +15,7 @@ struct loop_opts {
     void (*dispatch)(void *ud, struct exch *x); /* a whole request has arrived */
     /* A request that never became one (bad HTTP, too large, too slow, too many connections):
      * writes the body of the refusal to out. */
-    void (*refuse)(void *ud, int status, const char *why, struct buf *out);
+    void (*refuse)(void *ud, const struct exch *x, int status, const char *why, struct buf *out);
     void (*finished)(void *ud, const struct exch *x, const char *peer); /* access log, counters */
     void (*on_wake)(void *ud);                 /* some time after one or more loop_wake */
     void (*on_tick)(void *ud, int64_t now_ms); /* every 100 ms */

@@ -4,6 +4,8 @@
 
 #include "base/clock.h"
 #include "server/app.h"
+#include "server/grammars.h"
+#include "server/keep.h"
 
 static const double ttft_bounds[] = {.1, .2, .4, .6, .8, 1,  2,   4,   6,
                                      8,  10, 20, 40, 60, 80, 100, 200, 400};
@@ -12,6 +14,8 @@ static const double itl_bounds[] = {.002, .004, .006, .008, .01, .015, .02, .025
                                     .6,   .8,   1,    2,    4,   6,    8};
 static const double e2e_bounds[] = {.1, .2, .4, .6, .8,  1,   2,   4,   6,    8,    10,
                                     20, 40, 60, 80, 100, 200, 400, 600, 1200, 1800, 2400};
+static const double grammar_bounds[] = {.0002, .0005, .001, .002, .005, .01, .02,
+                                        .05,   .1,    .2,   .5,   1,    2,   5};
 static const double queue_bounds[] = {0,   .001, .005, .01,  .02,  .05,  .1,   .2,   .5,   1,
                                       2,   3,    4,    5,    10,   15,   20,   30,   40,   50,
                                       60,  70,   80,   90,   100,  200,  300,  400,  500,  600,
@@ -46,6 +50,7 @@ void metrics_init(struct metrics *m)
     use(&m->prompt_len, token_bounds, FST_COUNT(token_bounds));
     use(&m->uncached_len, token_bounds, FST_COUNT(token_bounds));
     use(&m->generation_len, token_bounds, FST_COUNT(token_bounds));
+    use(&m->grammar, grammar_bounds, FST_COUNT(grammar_bounds));
 }
 
 /* ------------------------------------------------------------------ text */
@@ -162,6 +167,20 @@ static void put_tiers(struct page *p, const struct fst_engine_stats *st)
             value(p, rows[r].name, label, (double)x);
         }
     }
+}
+
+static void put_grammars(struct page *p, const struct server *s)
+{
+    size_t bytes = 0, n = s->grammars ? grammars_kept(s->grammars, &bytes) : 0;
+
+    gauge(p, "num_grammar_queue_reqs", "Requests whose grammar is being compiled.", s->n_compiling);
+    counter(p, "num_grammar_cache_hit_total", "Grammars that were asked for and kept.",
+            (double)s->m.grammars_found);
+    counter(p, "num_grammar_aborted_total", "Grammars that could not be compiled.",
+            (double)s->m.grammars_failed);
+    gauge(p, "grammars_kept", "Compiled grammars.", (double)n);
+    gauge(p, "grammars_bytes", "Memory of compiled grammars, what they learn included.",
+          (double)bytes);
 }
 
 /* Finished requests that were computed again. */
@@ -282,6 +301,7 @@ void metrics_write(const struct server *s, struct buf *out)
           s->ready_ns ? clock_seconds(s->ready_ns - s->start_ns) : 0);
     gauge(&p, "process_resident_memory_bytes", "Resident memory of the process.", resident_bytes());
 
+    put_grammars(&p, s);
     put_tiers(&p, &st);
     put_audit(&p, &st);
     put_spec(&p, &st, s->info.gamma);
@@ -297,6 +317,14 @@ void metrics_write(const struct server *s, struct buf *out)
     value(&p, "num_requests_total", "is_streaming=\"false\"", (double)m->requests_plain);
     counter(&p, "num_aborted_requests_total", "Requests that were aborted or whose client left.",
             (double)m->aborted);
+    counter(&p, "num_resumed_streams_total", "Kept streams that were read on.", (double)m->resumed);
+    gauge(&p, "num_kept_streams", "Answers that outlive their connections, made or being made.",
+          (double)s->n_keeps);
+    gauge(&p, "kept_stream_bytes", "Bytes of their events and answers.", (double)keep_bytes(s));
+    counter(
+        &p, "num_retracted_requests_total",
+        "Times that a request lost its place to others; it goes on later, with the same result.",
+        (double)st.retracted);
     counter(&p, "engine_steps_total", "Forward passes.", (double)st.steps);
     counter(&p, "engine_graph_launches_total", "Recorded steps, drafts and injections on a card.",
             (double)st.graph_launches);
@@ -322,6 +350,8 @@ void metrics_write(const struct server *s, struct buf *out)
     histogram(&p, "prompt_tokens_histogram", "Prompt tokens.", &m->prompt_len);
     histogram(&p, "uncached_prompt_tokens_histogram", "Prompt tokens that were computed.",
               &m->uncached_len);
+    histogram(&p, "grammar_compilation_time_seconds", "Compiling a grammar that was not kept.",
+              &m->grammar);
     histogram(&p, "generation_tokens_histogram", "Completion tokens of a choice.",
               &m->generation_len);
 }

@@ -19,9 +19,10 @@ void histogram_observe(struct histogram *h, double x, uint64_t times);
 struct metrics {
     uint64_t http_requests;
     uint64_t responses[600]; /* by status */
-    uint64_t requests_stream, requests_plain, aborted;
+    uint64_t requests_stream, requests_plain, aborted, resumed;
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
-    struct histogram ttft, itl, e2e, queue, prompt_len, uncached_len, generation_len;
+    uint64_t grammars_found, grammars_failed; /* asked for and kept; that did not compile */
+    struct histogram ttft, itl, e2e, queue, prompt_len, uncached_len, generation_len, grammar;
 };
 void metrics_init(struct metrics *m);
 

@@ -7,26 +7,33 @@
 void gen_params_default(struct gen_params *p)
 {
     *p = (struct gen_params){
-        .sampling = {.temperature = 1, .top_p = 1, .top_k = -1},
+        .sampling = {.temperature = 1, .top_p = 1, .top_k = -1, .repetition_penalty = 1},
         .max_new = -1,
         .n = 1,
         .skip_special = true,
         .prompt_logprobs_from = -1,
+        .budget = GEN_BUDGET_NONE,
     };
 }
 
-static bool read_stops(struct gen_params *p, const struct field_reader *r)
+void gen_params_release(struct gen_params *p)
 {
-    json_val *v = json_get(r->object, "stop");
+    mem_free(p->bias);
+    p->bias = NULL;
+}
+
+bool gen_read_stops(struct gen_params *p, const struct field_reader *r, const char *name)
+{
+    json_val *v = json_get(r->object, name);
     if (json_is_null(v))
         return true;
     char param[160];
-    snprintf(param, sizeof param, "%sstop", r->prefix);
+    snprintf(param, sizeof param, "%s%s", r->prefix, name);
     bool one = json_type_of(v) == JSON_STRING;
     if (!one && json_type_of(v) != JSON_ARRAY)
-        return field_type_error(r, "stop", "a string or an array of strings");
+        return field_type_error(r, name, "a string or an array of strings");
     size_t n = one ? 1 : json_count(v);
-    if (n > GEN_STOPS_MAX)
+    if (p->n_stops + n > GEN_STOPS_MAX)
         return api_fail(r->e, 400, "invalid_value", param, "%s: at most %d strings, got %zu", param,
                         GEN_STOPS_MAX, n);
     for (size_t i = 0; i < n; i++) {
@@ -73,6 +80,72 @@ static bool read_stop_ids(struct gen_params *p, const struct field_reader *r, in
     return true;
 }
 
+static bool read_penalties(struct gen_params *p, const struct field_reader *r)
+{
+    struct fst_sampling *s = &p->sampling;
+    double presence = (double)s->presence_penalty, frequency = (double)s->frequency_penalty;
+    double repetition = (double)s->repetition_penalty;
+    if (!field_real(r, "presence_penalty", -2, false, 2, &presence) ||
+        !field_real(r, "frequency_penalty", -2, false, 2, &frequency) ||
+        !field_real(r, "repetition_penalty", 0, true, 2, &repetition))
+        return false;
+    s->presence_penalty = (float)presence;
+    s->frequency_penalty = (float)frequency;
+    s->repetition_penalty = (float)repetition;
+    if (s->repetition_penalty <= 0) /* as top_p */
+        s->repetition_penalty = 1e-37f;
+    return true;
+}
+
+/* The number in a member's name; -1: it is none. */
+static int64_t id_of_name(const char *name, size_t len)
+{
+    int64_t id = 0;
+    for (size_t i = 0; i < len; i++) {
+        if (name[i] < '0' || name[i] > '9' || id > INT32_MAX)
+            return -1;
+        id = 10 * id + (name[i] - '0');
+    }
+    return len ? id : -1;
+}
+
+static bool read_bias(struct gen_params *p, const struct field_reader *r, int vocab)
+{
+    json_val *v = json_get(r->object, "logit_bias");
+    size_t n = json_count(v), len;
+    char param[160], q[96];
+    if (json_is_null(v))
+        return true;
+    if (json_type_of(v) != JSON_OBJECT)
+        return field_type_error(r, "logit_bias", "an object of ids and numbers");
+    snprintf(param, sizeof param, "%slogit_bias", r->prefix);
+    if (n > (size_t)vocab)
+        return api_fail(r->e, 400, "invalid_value", param,
+                        "%s: at most %d ids are allowed, got %zu", param, vocab, n);
+    p->bias = n ? mem_calloc(n, sizeof *p->bias) : NULL;
+    if (n && !p->bias)
+        return api_fail(r->e, 503, "out_of_memory", NULL, "out of memory for this request");
+    for (size_t i = 0; i < n; i++) {
+        const char *name;
+        json_val *x = json_member(v, i, &name, &len);
+        int64_t id = id_of_name(name, len);
+        double bias;
+        if (id < 0 || id >= vocab)
+            return api_fail(r->e, 400, "invalid_value", param,
+                            "%s: names must be token ids in [0, %d], got \"%s\"", param, vocab - 1,
+                            api_quote(q, name, len));
+        if (!json_real(x, &bias))
+            return api_fail(r->e, 400, "invalid_type", param, "%s.%lld: expected a number, got %s",
+                            param, (long long)id, api_quote_value(q, x));
+        if (!(bias >= -100 && bias <= 100))
+            return api_fail(r->e, 400, "invalid_value", param,
+                            "%s.%lld must be in [-100, 100], got %s", param, (long long)id,
+                            api_quote_value(q, x));
+        p->bias[p->n_bias++] = (struct fst_logit_bias){(int32_t)id, (float)bias};
+    }
+    return true;
+}
+
 bool gen_params_read(struct gen_params *p, const struct field_reader *r, const struct server *s,
                      bool openai)
 {
@@ -108,8 +181,71 @@ bool gen_params_read(struct gen_params *p, const struct field_reader *r, const s
     return field_int(r, openai ? "min_tokens" : "min_new_tokens", 0, INT64_MAX, &p->min_new) &&
            field_bool(r, "ignore_eos", &p->ignore_eos) &&
            field_bool(r, "skip_special_tokens", &p->skip_special) &&
-           field_bool(r, "no_stop_trim", &p->no_stop_trim) && read_stops(p, r) &&
-           read_stop_ids(p, r, s->info.vocab_size);
+           field_bool(r, "no_stop_trim", &p->no_stop_trim) && gen_read_stops(p, r, "stop") &&
+           read_stop_ids(p, r, s->info.vocab_size) && read_penalties(p, r) &&
+           read_bias(p, r, s->info.vocab_size) && gen_read_grammar(p, r);
+}
+
+bool gen_read_budget(struct gen *g, const struct field_reader *r)
+{
+    static const char *const flat[] = {"thinking_budget", "thinking_token_budget",
+                                       "max_reasoning_tokens"};
+    static const char *const nested[][2] = {{"thinking", "budget_tokens"},
+                                            {"reasoning", "max_tokens"}};
+    int64_t budget = g->s->o.thinking_budget, n;
+    bool found = false;
+    for (size_t i = 0; i < FST_COUNT(nested); i++) { /* the first that is given counts */
+        char prefix[16];
+        snprintf(prefix, sizeof prefix, "%s.", nested[i][0]);
+        struct field_reader ro = {json_get(r->object, nested[i][0]), prefix, r->e};
+        if (json_type_of(ro.object) != JSON_OBJECT)
+            continue;
+        n = -1;
+        if (!field_int(&ro, nested[i][1], 0, INT64_MAX, &n))
+            return false;
+        if (!found && n >= 0)
+            budget = n;
+        found |= n >= 0;
+    }
+    for (size_t i = 0; i < FST_COUNT(flat); i++) {
+        n = -1;
+        if (!field_int(r, flat[i], 0, INT64_MAX, &n))
+            return false;
+        if (!found && n >= 0)
+            budget = n;
+        found |= n >= 0;
+    }
+    for (size_t i = 0; i < g->n_params; i++)
+        g->params[i].budget = budget;
+    return true;
+}
+
+bool gen_read_guard(struct gen *g, const struct field_reader *r)
+{
+    bool on = true;
+    if (!field_bool(r, "loop_guard", &on))
+        return false;
+    for (size_t i = 0; i < g->n_params; i++)
+        g->params[i].loop_guard = on;
+    return true;
+}
+
+/* For tests of parsers and clients: what is given out, whatever the model says. */
+static bool read_debug(struct gen *g, const struct field_reader *r)
+{
+    json_val *o = json_get(r->object, "debug"), *ids = json_get(o, "force_ids");
+    struct field_reader ro = {o, "debug.", r->e};
+    if (json_is_null(o))
+        return true;
+    if (!g->s->info.debug_hooks)
+        return api_fail(r->e, 400, "unsupported_parameter", "debug",
+                        "debug needs a server with --debug-hooks");
+    if (json_type_of(o) != JSON_OBJECT)
+        return field_type_error(r, "debug", "an object");
+    if (!json_is_null(ids) && json_type_of(ids) != JSON_ARRAY)
+        return field_type_error(&ro, "force_ids", "an array of integers");
+    return field_int(&ro, "retract_at", 0, INT64_MAX, &g->retract_at) &&
+           (json_is_null(ids) || gen_read_ids(g, ids, "debug.force_ids", &g->force));
 }
 
 bool gen_read_cache(struct gen *g, const struct field_reader *r)
@@ -117,7 +253,7 @@ bool gen_read_cache(struct gen *g, const struct field_reader *r)
     json_val *o = json_get(r->object, "firesteel");
     const char *salt = NULL, *name;
     size_t n = 0, name_len;
-    if (!field_str(r, "cache_salt", &salt, &n))
+    if (!field_str(r, "cache_salt", &salt, &n) || !read_debug(g, r))
         return false;
     if (salt && n)
         g->salt = hash128(salt, n, g->s->salt);

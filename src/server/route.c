@@ -3,10 +3,11 @@
 
 enum { R_GET = 1, R_POST = 2, R_PUT = 4 };
 enum {
-    F_OPEN = 1,   /* no key asked for */
-    F_ADMIN = 2,  /* the admin key, when there is one */
-    F_NATIVE = 4, /* native error shape */
-    F_ENGINE = 8  /* needs the engine: 503 while starting and when shutting down */
+    F_OPEN = 1,      /* no key asked for */
+    F_ADMIN = 2,     /* the admin key, when there is one */
+    F_NATIVE = 4,    /* native error shape */
+    F_ENGINE = 8,    /* needs the engine: 503 while starting and when shutting down */
+    F_ANTHROPIC = 16 /* Anthropic's error shape */
 };
 
 struct route {
@@ -25,6 +26,10 @@ static const struct route routes[] = {
     {"/models", R_GET, 0, api_models},
     {"/v1/chat/completions", R_POST, F_ENGINE, api_chat},
     {"/chat/completions", R_POST, F_ENGINE, api_chat},
+    {"/v1/messages", R_POST, F_ENGINE | F_ANTHROPIC, api_messages},
+    {"/anthropic/v1/messages", R_POST, F_ENGINE | F_ANTHROPIC, api_messages},
+    {"/v1/messages/count_tokens", R_POST, F_ENGINE | F_ANTHROPIC, api_count_tokens},
+    {"/anthropic/v1/messages/count_tokens", R_POST, F_ENGINE | F_ANTHROPIC, api_count_tokens},
     {"/v1/completions", R_POST, F_ENGINE, api_completions},
     {"/completions", R_POST, F_ENGINE, api_completions},
     {"/generate", R_POST | R_PUT, F_ENGINE | F_NATIVE, api_generate},
@@ -33,6 +38,9 @@ static const struct route routes[] = {
     {"/detokenize", R_POST, F_ENGINE, api_detokenize},
     {"/v1/detokenize", R_POST, F_ENGINE, api_detokenize},
     {"/apply-template", R_POST, F_ENGINE, api_apply_template},
+    {"/v1/responses", R_POST, F_ENGINE, api_responses},
+    {"/parse_function_call", R_POST, F_ENGINE, api_parse_calls},
+    {"/separate_reasoning", R_POST, F_ENGINE, api_separate_reasoning},
     {"/server_info", R_GET, 0, api_server_info},
     {"/get_server_info", R_GET, 0, api_server_info},
     {"/model_info", R_GET, 0, api_model_info},
@@ -67,29 +75,54 @@ static unsigned verb_bit(enum http_verb v)
     }
 }
 
-static const struct route *find(const char *path, size_t len)
+/* Names below these paths. */
+static const struct route below[] = {
+    {"/v1/models/", R_GET, 0, api_models},
+    {"/v1/responses/", R_GET, 0, api_responses_get},
+    {"/v1/streams/", R_GET, 0, api_streams},
+};
+static const struct route cancel = {"/v1/responses/{id}/cancel", R_POST, 0, api_responses_cancel};
+
+static const struct route *find(const char *path)
 {
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
     for (size_t i = 0; i < FST_COUNT(routes); i++)
         if (strlen(routes[i].path) == len && !memcmp(routes[i].path, path, len))
             return &routes[i];
+    for (size_t i = 0; i < FST_COUNT(below); i++) {
+        size_t n = strlen(below[i].path);
+        if (len > n && !memcmp(below[i].path, path, n))
+            return i == 1 && len > n + 7 && !memcmp(path + len - 7, "/cancel", 7) ? &cancel
+                                                                                  : &below[i];
+    }
     return NULL;
+}
+
+enum api_shape route_shape(const char *path)
+{
+    const struct route *r = path ? find(path) : NULL;
+    if (r)
+        return r->flags & F_NATIVE      ? SHAPE_NATIVE
+               : r->flags & F_ANTHROPIC ? SHAPE_ANTHROPIC
+                                        : SHAPE_OPENAI;
+    /* What that API has and this server has not: /v1/messages/batches, ... */
+    return path && (!strncmp(path, "/v1/messages/", 13) || !strncmp(path, "/anthropic/", 11))
+               ? SHAPE_ANTHROPIC
+               : SHAPE_OPENAI;
 }
 
 void route_dispatch(struct server *s, struct exch *x)
 {
     struct api_error e = {0};
     s->m.http_requests++;
-    size_t len = strlen(x->path);
-    while (len > 1 && x->path[len - 1] == '/')
-        len--;
-    const struct route *r = find(x->path, len);
-    static const struct route model = {"/v1/models/", R_GET, 0, api_models};
-    if (!r && !strncmp(x->path, "/v1/models/", 11))
-        r = &model;
+    const struct route *r = find(x->path);
     if (s->o.cors) {
         exch_add_header(x, "Access-Control-Allow-Origin", "*");
         exch_add_header(x, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
         exch_add_header(x, "Access-Control-Allow-Headers", "*");
+        exch_add_header(x, "Access-Control-Expose-Headers", "*");
     }
     if (s->info.debug_hooks)
         exch_add_header(x, "X-Firesteel-Debug", s->info.debug_hooks);
@@ -99,7 +132,9 @@ void route_dispatch(struct server *s, struct exch *x)
         exch_reply(x, 204, NULL, "", 0);
         return;
     }
-    enum api_shape shape = r && (r->flags & F_NATIVE) ? SHAPE_NATIVE : SHAPE_OPENAI;
+    enum api_shape shape = route_shape(x->path);
+    if (shape == SHAPE_ANTHROPIC)
+        exch_add_header(x, "request-id", x->request_id); /* where its clients look for it */
     bool open = r && (r->flags & F_OPEN);
     if (!open && !auth_check(s, x, r && (r->flags & F_ADMIN), &e)) {
         api_send_error(x, &e, shape);
@@ -109,7 +144,7 @@ void route_dispatch(struct server *s, struct exch *x)
         char q[96];
         api_fail(&e, 404, "unknown_endpoint", NULL, "unknown endpoint %s %s", x->verb_name,
                  api_quote(q, x->path, strlen(x->path)));
-        api_send_error(x, &e, SHAPE_OPENAI);
+        api_send_error(x, &e, shape);
         return;
     }
     if (!(verb_bit(x->verb) & r->verbs)) {

@@ -15,6 +15,9 @@
 #include "base/log.h"
 #include "server/app.h"
 #include "server/gen.h"
+#include "server/keep.h"
+#include "server/responses.h"
+#include "chat/gate.h"
 
 enum { LOAD_RUNNING, LOAD_DONE, LOAD_SEEN };
 
@@ -24,8 +27,11 @@ void server_opts_default(struct server_opts *o)
         .host = "127.0.0.1",
         .port = 30000,
         .max_n = 128,
+        .thinking_budget = -1,
         .stream_interval = 1,
         .sse_keepalive_s = 10,
+        .keep_max_s = 900,
+        .keep_max_streams = 64,
         .shutdown_grace_s = 30,
         .health_stall_s = 30,
         .watchdog_s = 300,
@@ -132,6 +138,12 @@ static enum fst_status load(struct server *s)
     if (named > s->load.info.vocab_size)
         return fst_error(FST_EFORMAT, "%s: tokenizer.json names %d ids, the model has only %d rows",
                          s->model_dir, named, s->load.info.vocab_size);
+    const struct grammars_opts go = {.tokenizer = s->load.tok,
+                                     .n_ids = s->load.info.vocab_size,
+                                     .eos_id = s->load.info.eos_id,
+                                     .space = s->o.json_space};
+    FST_TRY(grammars_new(&s->load.grammars, &go));
+    FST_TRY(gate_rules_new(&s->load.gates, s->load.tok));
     if (s->o.call_memory_ids) {
         struct chat_memory_opts mo = {.tokenizer = s->load.tok,
                                       .max_ids = s->o.call_memory_ids,
@@ -183,6 +195,8 @@ static void loaded(struct server *s)
     s->engine = s->load.engine;
     s->tok = s->load.tok;
     s->memory = s->load.memory;
+    s->grammars = s->load.grammars;
+    s->gates = s->load.gates;
     s->info = s->load.info;
     s->salt = s->load.salt;
     s->chat.profile = s->load.profile;
@@ -270,6 +284,7 @@ static void on_tick(void *ud, int64_t now_ms)
     struct server *s = ud;
     if (s->state == SERVER_DRAINING)
         drain_step(s, now_ms);
+    keep_tick(s, now_ms);
     if (!s->engine || s->state == SERVER_STARTING || s->load.stage != LOAD_SEEN)
         return;
     log_progress(s);
@@ -314,7 +329,7 @@ static void end_at_once(int signum)
     _exit(128 + signum);
 }
 
-static void refuse(void *ud, int status, const char *why, struct buf *out)
+static void refuse(void *ud, const struct exch *x, int status, const char *why, struct buf *out)
 {
     (void)ud;
     struct api_error e = {0};
@@ -326,7 +341,7 @@ static void refuse(void *ud, int status, const char *why, struct buf *out)
                                        : "bad HTTP request";
     api_fail(&e, status, status == 400 ? "bad_http" : NULL, NULL, "%s%s%s", text,
              why[0] ? ": " : "", status == 503 ? "try again" : why);
-    api_error_json(out, &e, SHAPE_OPENAI);
+    api_error_json(out, &e, route_shape(x->path), x->request_id);
 }
 
 static void finished(void *ud, const struct exch *x, const char *peer)
@@ -338,6 +353,8 @@ static void finished(void *ud, const struct exch *x, const char *peer)
         return;
     char path[256], ip[80];
     const char *p = x->path ? x->path : "-";
+    if (!strncmp(p, "/v1/streams/", 12)) /* who has the token can read the answer */
+        p = "/v1/streams/...";
     log_info("http", "ip=%s method=%s path=%s status=%d ms=%lld bytes=%llu id=%s",
              log_value(ip, sizeof ip, peer, strlen(peer)), x->verb_name,
              log_value(path, sizeof path, p, strlen(p)), x->status,
@@ -494,6 +511,9 @@ enum fst_status server_run(const struct server_opts *o)
                            .on_tick = on_tick,
                            .on_signal = on_signal};
     enum fst_status rc = loop_new(&s->loop, &lo);
+    if (rc == FST_OK && o->response_store &&
+        !(s->responses = response_store_new(o->response_store)))
+        rc = fst_error(FST_ENOMEM, "--response-store %d: out of memory", o->response_store);
     if (rc == FST_OK)
         rc = serve(s);
     char message[1024];
@@ -505,11 +525,15 @@ enum fst_status server_run(const struct server_opts *o)
         signal(SIGINT, end_at_once);
         signal(SIGTERM, end_at_once);
     }
+    keep_free_all(s);
     FST_ASSERT(!s->gens);
     FST_ASSERT(s->handles_taken == s->handles_given);
     close_engine(s, rc < 0);
     loop_free(s->loop);
+    response_store_free(s->responses);
     chat_memory_free(s->memory);
+    grammars_free(s->grammars);
+    gate_rules_free(s->gates);
     tokenizer_free(s->tok);
     mem_free(s);
     return rc < 0 ? fst_error(rc, "%s", message) : FST_OK;

@@ -12,7 +12,15 @@
 #include "base/base.h"
 #include "chat/chat.h"
 #include "firesteel/engine.h"
+#include "grammar/grammar.h"
 #include "server/http.h"
+
+/* What is kept of calls that the model begins by itself. */
+enum server_tool_grammar {
+    SERVER_TOOLS_AUTO,  /* tags and names; of strict tools the schema too */
+    SERVER_TOOLS_OFF,   /* as auto, but only where a tool is strict */
+    SERVER_TOOLS_STRICT /* schemas of all tools, as far as they can be kept */
+};
 
 struct server_opts {
     struct fst_engine_opts engine;
@@ -27,17 +35,24 @@ struct server_opts {
     bool cors;
     struct http_limits limits;
     struct chat_defaults chat; /* profile is set from the checkpoint */
+    /* Of calls that the model begins; blanks in JSON that must be JSON. */
+    enum server_tool_grammar tool_grammar;
+    enum grammar_space json_space;
     /* What is remembered of replies with calls (chat/memory.h). */
     size_t call_memory_ids;      /* 100,000 call ids; 0: nothing is remembered */
     size_t call_memory_bytes;    /* 256 MiB */
     const char *call_memory_dir; /* NULL: not kept on disk */
     int max_n;                   /* 128 choices per prompt */
+    int64_t thinking_budget;     /* tokens of thoughts; -1: no limit; -2: by max_tokens (gen.h) */
     int stream_interval;         /* 1 token per event */
     double sse_keepalive_s;      /* 10; 0 off */
-    double shutdown_grace_s;     /* 30 */
-    double health_stall_s;       /* 30: unhealthy when work waits and no step ended for so long */
-    double watchdog_s;           /* 300: and the process ends after so long; 0 off */
-    double request_timeout_s;    /* 0: none */
+    int keep_max_s;       /* 900: the most that X-Firesteel-Keep may ask for; 0: nothing is kept */
+    int keep_max_streams; /* 64 */
+    int response_store;   /* 0: answers of /v1/responses that are kept by their id */
+    double shutdown_grace_s;  /* 30 */
+    double health_stall_s;    /* 30: unhealthy when work waits and no step ended for so long */
+    double watchdog_s;        /* 300: and the process ends after so long; 0 off */
+    double request_timeout_s; /* 0: none */
     bool skip_warmup;
     bool strict_model_name;     /* 404 for other names than the served one */
     bool strict_max_tokens;     /* 400 instead of clamping */
@@ -51,12 +66,12 @@ struct server_opts {
     const char *flags_json;
 };
 void server_opts_default(struct server_opts *o);
-/* Flags for the fields about prompts (call_memory_*, and of `chat` the lines of system texts), and those
+/* Flags for the fields about prompts (call_memory_*, of `chat` the lines of system texts, grammars), and those
  * fields from parsed flags; texts are borrowed from o. */
 struct options;
 struct option_group;
 extern const struct option_group server_prompt_group;
-void server_prompt_opts(struct server_opts *s, const struct options *o);
+enum fst_status server_prompt_opts(struct server_opts *s, const struct options *o);
 
 /* What a model folder says that the engine's door does not.  Any thread.
  * A whole number of its config.json; 0 when there is none: opening the engine says what is wrong. */

@@ -1,12 +1,13 @@
 /* chat_cli.c - `firesteel chat`: a conversation in the terminal.
  *
- * One message a line.  On a terminal lines are edited and kept in a history file; from a
- * pipe they are read as they come, so that a script can talk.  Ctrl-C ends the answer, not the
- * program. */
+ * One message a line, or several lines (read_message).  On a terminal lines are edited and kept in a
+ * history file; from a pipe they are read as they come, so that a script can talk.  Ctrl-C ends the
+ * answer, not the program.  Calls of tools are shown, and what is typed next are their results. */
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/file.h"
 #include "base/rng.h"
+#include "tools/chat_turns.h"
 #include "tools/edit.h"
 #include "tools/tool.h"
 
@@ -43,12 +44,11 @@ static const struct option_def defs[] = {
      .type = OPTION_TEXT,
      .arg = "TEXT",
      .help = "answer this and end"},
+    {.name = "tools",
+     .type = OPTION_TEXT,
+     .arg = "FILE",
+     .help = "JSON: tools in OpenAI's form, a list or an object with one"},
     {.name = "stats", .type = OPTION_FLAG, .initial = "true", .help = "speed after each answer"},
-};
-
-struct turn {
-    bool user;
-    char *text, *reasoning; /* owned */
 };
 
 struct chat {
@@ -56,77 +56,81 @@ struct chat {
     struct fst_engine_info info;
     struct tokenizer *t;
     struct chat_defaults d;
-    char *system;       /* owned */
-    struct turn *turns; /* owned */
-    size_t n, cap;
+    char *system; /* owned */
+    struct turns turns;
+    struct json_doc *tools; /* {"tools": [..]}, owned; NULL: none */
+    struct buf attached;    /* goes before the next message */
     bool thinking, color, stats;
     enum chat_effort effort;
     int64_t max_tokens;
     struct fst_sampling sampling;
     /* The answer under way. */
-    struct buf text, reasoning;
-    bool in_reasoning;
+    bool is_dim, has_text, failed;
     /* Totals for /stats. */
     uint64_t answers, tokens;
     double decode_s;
     struct fst_spec_stats spec;
 };
 
-static bool add_turn(struct chat *c, bool user, const char *text, const char *reasoning)
+static json_val *tools_of(const struct chat *c)
 {
-    if (c->n == c->cap) {
-        size_t cap = c->cap ? 2 * c->cap : 16;
-        struct turn *more = mem_realloc(c->turns, cap * sizeof *more);
-        if (!more)
-            return false;
-        c->turns = more;
-        c->cap = cap;
-    }
-    struct turn *t = &c->turns[c->n];
-    *t = (struct turn){user, mem_strdup(text), mem_strdup(reasoning)};
-    if (!t->text || !t->reasoning)
-        return false;
-    c->n++;
-    return true;
+    return c->tools ? json_get(json_root(c->tools), "tools") : NULL;
 }
 
-static void drop_turns(struct chat *c, size_t to)
-{
-    while (c->n > to) {
-        c->n--;
-        mem_free(c->turns[c->n].text);
-        mem_free(c->turns[c->n].reasoning);
-    }
-}
+/* ------------------------------------------------------------------ an answer */
 
 static void shade(struct chat *c, bool dim)
 {
-    if (c->color && dim != c->in_reasoning)
+    if (c->color && dim != c->is_dim)
         fputs(dim ? "\033[2m" : "\033[0m", stdout);
-    c->in_reasoning = dim;
+    c->is_dim = dim;
+}
+
+/* Thoughts are dim, and a line apart from what follows them; so are calls. */
+static void section(struct chat *c, bool dim)
+{
+    bool apart = c->has_text && c->is_dim && !dim;
+    shade(c, dim);
+    if (apart)
+        fputs("\n\n", stdout);
+    c->has_text = true;
 }
 
 static void on_event(void *ud, const struct chat_event *e)
 {
     struct chat *c = ud;
-    if (e->type == CHAT_EVENT_REASONING) {
-        shade(c, true);
-        buf_append(&c->reasoning, e->text, e->len);
-    } else if (e->type == CHAT_EVENT_CONTENT) {
-        if (c->in_reasoning) {
-            shade(c, false);
-            fputs("\n\n", stdout);
-        }
-        buf_append(&c->text, e->text, e->len);
-    } else {
-        return;
+    c->failed |= !turns_event(&c->turns, e);
+    switch (e->type) {
+    case CHAT_EVENT_REASONING:
+        section(c, true);
+        fwrite(e->text, 1, e->len, stdout);
+        break;
+    case CHAT_EVENT_CONTENT:
+        section(c, false);
+        fwrite(e->text, 1, e->len, stdout);
+        break;
+    case CHAT_EVENT_CALL_BEGIN:
+        if (c->has_text)
+            fputs(c->is_dim ? "\n\n" : "\n", stdout);
+        shade(c, false);
+        c->has_text = true;
+        printf("call %s ", e->name);
+        break;
+    case CHAT_EVENT_CALL_ARGS:
+        fwrite(e->text, 1, e->len, stdout);
+        break;
+    case CHAT_EVENT_CALL_END:
+        break;
+    case CHAT_EVENT_CALL_CANCEL:
+        fputs(" (cut off)", stdout);
+        break;
     }
-    fwrite(e->text, 1, e->len, stdout);
     fflush(stdout);
 }
 
 static void build(struct chat *c, struct chat_request *r)
 {
+    json_val *tools = tools_of(c);
     chat_request_init(r, &c->d);
     r->thinking = c->thinking;
     r->effort = c->effort;
@@ -134,13 +138,14 @@ static void build(struct chat *c, struct chat_request *r)
         struct chat_message *m = chat_add_message(r, CHAT_SYSTEM);
         chat_add_text(r, m, c->system, strlen(c->system));
     }
-    for (size_t i = 0; i < c->n; i++) {
-        const struct turn *t = &c->turns[i];
-        struct chat_message *m = chat_add_message(r, t->user ? CHAT_USER : CHAT_ASSISTANT);
-        chat_add_text(r, m, t->text, strlen(t->text));
-        if (!t->user && t->reasoning[0])
-            chat_set_reasoning(r, m, t->reasoning, strlen(t->reasoning));
-    }
+    turns_put(&c->turns, r);
+    for (size_t i = 0; i < json_count(tools); i++)
+        chat_add_tool_json(r, json_get(json_at(tools, i), "function"));
+}
+
+static enum fst_status no_memory(void)
+{
+    return fst_error(FST_ENOMEM, "out of memory");
 }
 
 static enum fst_status follow(struct chat *c, fst_request *req, struct chat_stream *st)
@@ -183,10 +188,11 @@ static enum fst_status answer(struct chat *c)
     fst_request *req = NULL;
     struct chat_stream_opts so = {0};
     struct fst_request_opts ro;
-    buf_reset(&c->text);
-    buf_reset(&c->reasoning);
     build(c, &r);
     enum fst_status rc = chat_render(&p, &r);
+    c->has_text = c->failed = false;
+    if (rc == FST_OK && !turns_add(&c->turns, CHAT_ASSISTANT, "", NULL))
+        rc = no_memory();
     if (rc == FST_OK)
         rc = chat_encode(&p, c->t, &ids);
     if (rc == FST_OK) {
@@ -206,6 +212,8 @@ static enum fst_status answer(struct chat *c)
     tool_interrupted(true);
     if (rc == FST_OK)
         rc = follow(c, req, st);
+    if (rc == FST_OK && c->failed)
+        rc = no_memory();
     if (req)
         fst_request_free(req);
     chat_stream_free(st);
@@ -215,29 +223,40 @@ static enum fst_status answer(struct chat *c)
     return rc;
 }
 
+/* A message, or the result of the call that waits for one; answered once no call waits. */
 static enum fst_status say(struct chat *c, const char *text)
 {
-    size_t before = c->n;
-    if (!add_turn(c, true, text, ""))
-        return fst_error(FST_ENOMEM, "out of memory");
-    enum fst_status rc = answer(c);
-    if (rc < 0) {
-        drop_turns(c, before);
-        return rc;
+    const struct turn_call *call = turns_pending(&c->turns);
+    size_t before = c->turns.n;
+    bool ok;
+    if (call) {
+        ok = turns_add(&c->turns, CHAT_TOOL, text, call->id);
+    } else {
+        buf_puts(&c->attached, text);
+        ok = !c->attached.failed && turns_add(&c->turns, CHAT_USER, buf_str(&c->attached), NULL);
+        buf_reset(&c->attached);
     }
-    if (!add_turn(c, false, buf_str(&c->text), buf_str(&c->reasoning)))
-        return fst_error(FST_ENOMEM, "out of memory");
-    return FST_OK;
+    enum fst_status rc = !ok ? no_memory() : turns_pending(&c->turns) ? FST_OK : answer(c);
+    if (rc < 0)
+        turns_drop(&c->turns, before);
+    return rc;
 }
+
+/* ------------------------------------------------------------------ commands */
 
 static void help(void)
 {
     puts("/think /nothink    thinking on or off\n"
          "/effort E          low, high, max, default\n"
          "/system TEXT       system prompt (a new conversation begins)\n"
+         "/tools FILE        tools that may be called (JSON); /tools off; /tools lists them\n"
+         "/read FILE         its text goes before the next message\n"
+         "/save FILE         the conversation as JSON, for `render` and `generate --messages`\n"
          "/new               forget the conversation\n"
          "/stats             speed and acceptance so far\n"
          "/quit              end (also Ctrl-D)\n"
+         "A line that ends in \\ goes on in the next; \"\"\" alone on a line begins and ends "
+         "several.\n"
          "Ctrl-C stops the answer.");
 }
 
@@ -252,9 +271,92 @@ static void stats(const struct chat *c)
            c->info.gamma > 0 ? c->info.spec_algorithm : "none");
 }
 
-/* Returns false to quit. */
+/* Tools of a file: a list, or an object with one, as chats send them. */
+static enum fst_status load_tools(struct chat *c, const char *path)
+{
+    struct buf file = {0}, body = {0};
+    struct json_doc *given = NULL, *doc = NULL;
+    struct chat_request r;
+    enum fst_status rc = file_read(&file, path, 0);
+    if (rc == FST_OK)
+        rc = json_parse(&given, buf_str(&file), file.len);
+    if (rc == FST_OK) {
+        json_val *root = json_root(given), *list = json_get(root, "tools");
+        buf_puts(&body, "{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"tools\":");
+        json_put(&body, list ? list : root, JSON_COMPACT);
+        buf_putc(&body, '}');
+        rc = body.failed ? no_memory() : json_parse(&doc, body.data, body.len);
+    }
+    if (rc == FST_OK) {
+        rc = chat_request_from_json(&r, json_root(doc), NULL);
+        chat_request_release(&r);
+    }
+    if (rc == FST_OK) {
+        json_free(c->tools);
+        c->tools = doc;
+        doc = NULL;
+    }
+    json_free(doc);
+    json_free(given);
+    buf_release(&file);
+    buf_release(&body);
+    return rc;
+}
+
+static enum fst_status set_tools(struct chat *c, const char *what)
+{
+    if (!strcmp(what, "off")) {
+        json_free(c->tools);
+        c->tools = NULL;
+    } else if (*what) {
+        FST_TRY(load_tools(c, what));
+    }
+    json_val *tools = tools_of(c);
+    if (!json_count(tools))
+        puts("no tools");
+    for (size_t i = 0; i < json_count(tools); i++) {
+        json_val *f = json_get(json_at(tools, i), "function");
+        const char *about = json_string(json_get(f, "description"), NULL);
+        printf("%s%s%s\n", json_string(json_get(f, "name"), NULL), about ? ": " : "",
+               about ? about : "");
+    }
+    return FST_OK;
+}
+
+static enum fst_status attach(struct chat *c, const char *path)
+{
+    enum { TEXT_MAX = 16 << 20 };
+    FST_TRY(file_read(&c->attached, path, TEXT_MAX));
+    buf_puts(&c->attached, "\n\n");
+    printf("%zu bytes go before the next message\n", c->attached.len - 2);
+    return FST_OK;
+}
+
+static enum fst_status save(const struct chat *c, const char *path)
+{
+    struct buf b = {0};
+    turns_json(&c->turns, c->system, tools_of(c), c->thinking, &b);
+    enum fst_status rc = b.failed ? no_memory() : file_write(path, b.data, b.len);
+    buf_release(&b);
+    if (rc == FST_OK)
+        printf("%zu messages are in %s\n", c->turns.n, path);
+    return rc;
+}
+
+/* What follows a command's word; NULL when the line is no such command. */
+static const char *argument(const char *line, const char *word)
+{
+    size_t n = strlen(word);
+    if (strncmp(line, word, n) != 0 || (line[n] && line[n] != ' '))
+        return NULL;
+    return line + n + strspn(line + n, " ");
+}
+
+/* Returns false to quit.  What a command cannot do is said, and no reason to leave. */
 static bool command(struct chat *c, const char *line)
 {
+    enum fst_status rc = FST_OK;
+    const char *arg;
     if (!strcmp(line, "/quit") || !strcmp(line, "/exit"))
         return false;
     if (!strcmp(line, "/help")) {
@@ -262,18 +364,25 @@ static bool command(struct chat *c, const char *line)
     } else if (!strcmp(line, "/think") || !strcmp(line, "/nothink")) {
         c->thinking = line[1] == 't';
         printf("thinking is %s\n", c->thinking ? "on" : "off");
-    } else if (!strncmp(line, "/effort ", 8)) {
-        if (!strcmp(line + 8, "default"))
+    } else if ((arg = argument(line, "/effort"))) {
+        if (!strcmp(arg, "default"))
             c->effort = CHAT_EFFORT_DEFAULT;
-        else if (!chat_effort_parse(line + 8, &c->thinking, &c->effort))
+        else if (!chat_effort_parse(arg, &c->thinking, &c->effort))
             puts("low, high, max and default are known");
-    } else if (!strncmp(line, "/system", 7) && (line[7] == ' ' || !line[7])) {
+    } else if ((arg = argument(line, "/system"))) {
         mem_free(c->system);
-        c->system = mem_strdup(line[7] ? line + 8 : "");
-        drop_turns(c, 0);
+        c->system = mem_strdup(arg);
+        turns_drop(&c->turns, 0);
         puts("system prompt set, a new conversation begins");
+    } else if ((arg = argument(line, "/tools"))) {
+        rc = set_tools(c, arg);
+    } else if ((arg = argument(line, "/read")) && *arg) {
+        rc = attach(c, arg);
+    } else if ((arg = argument(line, "/save")) && *arg) {
+        rc = save(c, arg);
     } else if (!strcmp(line, "/new")) {
-        drop_turns(c, 0);
+        turns_drop(&c->turns, 0);
+        buf_reset(&c->attached);
         puts("a new conversation begins");
     } else if (!strcmp(line, "/stats")) {
         stats(c);
@@ -281,20 +390,73 @@ static bool command(struct chat *c, const char *line)
         printf("unknown command %s; /help lists them\n", line);
     }
     fflush(stdout);
+    if (rc < 0)
+        tool_fail(rc);
     return true;
 }
 
-/* Returns false to quit. */
-static bool one_line(struct chat *c, char *line, int *status)
+/* ------------------------------------------------------------------ what is typed */
+
+struct source {
+    struct edit *e; /* NULL: standard input as it comes */
+    char *line;     /* getline's own */
+    size_t cap;
+};
+
+static const char *next_line(struct source *s, const char *prompt, bool *interrupted)
 {
-    size_t n = strlen(line);
-    while (n && (line[n - 1] == '\n' || line[n - 1] == '\r'))
-        line[--n] = 0;
-    if (!n)
+    *interrupted = false;
+    if (s->e)
+        return edit_line(s->e, prompt, tool_interrupted, interrupted);
+    return getline(&s->line, &s->cap, stdin) > 0 ? s->line : NULL;
+}
+
+/* One message: a line; lines of which all but the last end in a backslash; or the lines between two
+ * that are \"\"\".  *is_line: it was the first.  False at the end of input or by Ctrl-C. */
+static bool read_message(struct source *s, const char *prompt, struct buf *out, bool *is_line,
+                         bool *interrupted)
+{
+    static const char fence[] = "\"\"\"";
+    bool fenced = false;
+    const char *line = next_line(s, prompt, interrupted);
+    buf_reset(out);
+    if (!line)
+        return false;
+    *is_line = true;
+    for (size_t at = 0; line; line = next_line(s, "... ", interrupted)) {
+        size_t n = strlen(line);
+        while (n && (line[n - 1] == '\n' || line[n - 1] == '\r'))
+            n--;
+        bool is_fence = n == sizeof fence - 1 && !memcmp(line, fence, n);
+        if (is_fence && fenced)
+            return true;
+        if (is_fence && *is_line) {
+            fenced = true;
+        } else {
+            bool goes_on = !fenced && n && line[n - 1] == '\\';
+            if (at++)
+                buf_putc(out, '\n');
+            buf_append(out, line, goes_on ? n - 1 : n);
+            if (!fenced && !goes_on)
+                return true;
+        }
+        *is_line = false;
+    }
+    return !*interrupted; /* the input ended within the message */
+}
+
+/* Returns false to quit. */
+static bool one_message(struct chat *c, const struct buf *m, bool is_line, int *status)
+{
+    if (m->failed) {
+        *status = tool_fail(no_memory());
+        return false;
+    }
+    if (!m->len && !turns_pending(&c->turns)) /* a result may be empty, a message is not */
         return true;
-    if (line[0] == '/')
-        return command(c, line);
-    enum fst_status rc = say(c, line);
+    if (is_line && m->len && m->data[0] == '/')
+        return command(c, m->data);
+    enum fst_status rc = say(c, buf_str(m));
     if (rc < 0) {
         *status = tool_fail(rc);
         /* A message that does not fit or cannot be rendered is no reason to leave. */
@@ -303,40 +465,44 @@ static bool one_line(struct chat *c, char *line, int *status)
     return true;
 }
 
+static void talk(struct chat *c, struct source *s, int *status)
+{
+    struct buf message = {0};
+    bool is_line, interrupted;
+    for (bool more = true; more;) {
+        const struct turn_call *call = turns_pending(&c->turns);
+        char prompt[64] = "> ";
+        if (call)
+            snprintf(prompt, sizeof prompt, "result of %.40s> ", call->name);
+        if (read_message(s, prompt, &message, &is_line, &interrupted))
+            more = one_message(c, &message, is_line, status);
+        else if (interrupted) /* Ctrl-C at the prompt: a fresh line */
+            putchar('\n');
+        else
+            more = false;
+    }
+    buf_release(&message);
+}
+
 static void from_terminal(struct chat *c, int *status)
 {
     char path[4096] = "";
     const char *home = getenv("HOME");
     if (home)
         snprintf(path, sizeof path, "%s/.firesteel_history", home);
-    struct edit *e = edit_open(path);
-    if (!e)
+    struct source s = {.e = edit_open(path)};
+    if (!s.e)
         return;
     puts("firesteel chat: /help for commands, Ctrl-D to end");
-    for (bool more = true; more;) {
-        bool interrupted;
-        const char *line = edit_line(e, tool_interrupted, &interrupted);
-        if (interrupted) { /* Ctrl-C at the prompt: a fresh line */
-            putchar('\n');
-            continue;
-        }
-        char *copy = line ? mem_strdup(line) : NULL;
-        if (!copy)
-            break;
-        more = one_line(c, copy, status);
-        mem_free(copy);
-    }
-    edit_close(e);
+    talk(c, &s, status);
+    edit_close(s.e);
 }
 
 static void from_pipe(struct chat *c, int *status)
 {
-    char *line = NULL;
-    size_t cap = 0;
-    bool more = true;
-    while (more && getline(&line, &cap, stdin) > 0)
-        more = one_line(c, line, status);
-    free(line); /* getline's own */
+    struct source s = {0};
+    talk(c, &s, status);
+    free(s.line);
 }
 
 static enum fst_status open_chat(struct chat *c, const struct options *o)
@@ -359,7 +525,9 @@ static enum fst_status open_chat(struct chat *c, const struct options *o)
     if (effort && !chat_effort_parse(effort, &c->thinking, &c->effort))
         return fst_error(FST_EINVAL, "--reasoning-effort %s: low, high and max are known", effort);
     if (options_text(o, "system") && !(c->system = mem_strdup(options_text(o, "system"))))
-        return fst_error(FST_ENOMEM, "out of memory");
+        return no_memory();
+    if (options_text(o, "tools"))
+        FST_TRY(load_tools(c, options_text(o, "tools")));
     FST_TRY(tool_tokenizer(&c->t, o));
     if (!eo.max_running_requests)
         eo.max_running_requests = 1;
@@ -390,11 +558,10 @@ int cmd_chat(int argc, char **argv)
         from_pipe(&c, &status);
     fst_engine_close(c.e);
     tokenizer_free(c.t);
-    drop_turns(&c, 0);
-    mem_free(c.turns);
+    turns_release(&c.turns);
+    json_free(c.tools);
     mem_free(c.system);
-    buf_release(&c.text);
-    buf_release(&c.reasoning);
+    buf_release(&c.attached);
     options_free(o);
     return status;
 }

@@ -1,4 +1,6 @@
 /* cmd_serve.c - flags of the HTTP server. */
+#include <limits.h>
+
 #include "base/file.h"
 #include "base/log.h"
 #include "server/server.h"
@@ -98,6 +100,12 @@ static const struct option_def answer_defs[] = {
      .arg = "E",
      .env = "SGLANG_DSV4_REASONING_EFFORT",
      .help = "low, high or max; no effort text when not given"},
+    {.name = "thinking-budget",
+     .type = OPTION_TEXT,
+     .initial = "off",
+     .arg = "N|auto|off",
+     .help = "tokens of thoughts, when a request does not say; auto: what leaves a quarter of "
+             "max_tokens for the answer"},
     {.name = "max-n",
      .type = OPTION_INT,
      .initial = "128",
@@ -119,7 +127,26 @@ static const struct option_def answer_defs[] = {
      .min = 0,
      .max = 86400,
      .arg = "SECONDS",
-     .help = "comment in quiet streams (not on /generate); 0 off"},
+     .help = "comment, or ping, in quiet streams (not on /generate); 0 off"},
+    {.name = "keep-max-s",
+     .type = OPTION_INT,
+     .initial = "900",
+     .min = 0,
+     .max = 86400,
+     .arg = "SECONDS",
+     .help = "the longest that an answer may outlive its connection (X-Firesteel-Keep); 0: never"},
+    {.name = "keep-max-streams",
+     .type = OPTION_INT,
+     .initial = "64",
+     .min = 1,
+     .max = 100000,
+     .help = "answers kept so, each up to 8 MiB of events"},
+    {.name = "response-store",
+     .type = OPTION_INT,
+     .initial = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "answers of /v1/responses kept for previous_response_id; 0: none"},
     {.name = "strict-model-name", .type = OPTION_FLAG, .help = "404 for other model names"},
     {.name = "strict-max-tokens", .type = OPTION_FLAG, .help = "400 instead of clamping"},
     {.name = "unsupported-content",
@@ -209,10 +236,30 @@ static void put_flags(struct buf *b, const struct options *o, const struct serve
     put_number(b, "shutdown_grace", s->shutdown_grace_s);
     put_number(b, "sse_keepalive_interval", s->sse_keepalive_s);
     put_number(b, "stream_interval", s->stream_interval);
+    put_number(b, "keep_max_s", s->keep_max_s);
+    put_number(b, "keep_max_streams", s->keep_max_streams);
+    put_number(b, "response_store", s->response_store);
     put_number(b, "max_n", s->max_n);
+    put_flag(b, "thinking_budget", options_text(o, "thinking-budget"), true);
     put_number(b, "watchdog_timeout", s->watchdog_s);
     put_flag(b, "default_thinking", s->chat.thinking ? "true" : "false", false);
     put_flag(b, "enable_metrics", s->enable_metrics ? "true" : "false", false);
+}
+
+static enum fst_status read_budget(const char *text, int64_t *out)
+{
+    char *end = NULL;
+    long long n = strtoll(text, &end, 10);
+
+    if (!strcasecmp(text, "off") || !strcasecmp(text, "auto")) {
+        *out = !strcasecmp(text, "off") ? -1 : -2;
+        return FST_OK;
+    }
+    if (text[0] < '0' || text[0] > '9' || *end || n == LLONG_MAX)
+        return fst_error(FST_EINVAL, "--thinking-budget: expected a number, auto or off, got %s",
+                         text);
+    *out = n;
+    return FST_OK;
 }
 
 static enum fst_status fill(const struct options *o, struct server_opts *s)
@@ -237,9 +284,13 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
     s->health_stall_s = options_float(o, "health-timeout", 30);
     s->queue_full_status = options_word(o, "queue-full-status") == 1 ? 429 : 503;
     s->max_n = (int)options_int(o, "max-n", 128);
+    FST_TRY(read_budget(options_text(o, "thinking-budget"), &s->thinking_budget));
     s->stream_interval = (int)options_int(o, "stream-interval", 1);
     s->incremental_streaming = options_flag(o, "incremental-streaming-output");
     s->sse_keepalive_s = options_float(o, "sse-keepalive-interval", 10);
+    s->keep_max_s = (int)options_int(o, "keep-max-s", 900);
+    s->keep_max_streams = (int)options_int(o, "keep-max-streams", 64);
+    s->response_store = (int)options_int(o, "response-store", 0);
     s->strict_model_name = options_flag(o, "strict-model-name");
     s->strict_max_tokens = options_flag(o, "strict-max-tokens");
     s->enable_metrics = options_flag(o, "enable-metrics");
@@ -247,7 +298,7 @@ static enum fst_status fill(const struct options *o, struct server_opts *s)
     s->access_log = options_flag(o, "access-log");
     s->log_requests_level =
         options_flag(o, "log-requests") ? (int)options_int(o, "log-requests-level", 1) : 0;
-    server_prompt_opts(s, o);
+    FST_TRY(server_prompt_opts(s, o));
     s->chat.thinking = options_word(o, "default-thinking") != 0;
     s->chat.placeholder_parts = options_word(o, "unsupported-content") == 1;
     const char *effort = options_text(o, "default-reasoning-effort");

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
@@ -556,17 +557,49 @@ static enum fst_status feed(struct chat_stream *st, const struct fst_request_vie
     return FST_OK;
 }
 
+/* A line while a prompt is read that takes longer than half a second. */
+struct reading {
+    struct progress p;
+    bool is_drawn;
+    int64_t start_ns, seen;
+};
+
+static void show_reading(struct reading *r, const struct fst_request_view *v)
+{
+    enum { WAIT_NS = 500000000 };
+    int64_t done = (int64_t)v->n_prefilled - (int64_t)v->n_cached;
+    bool reads = v->finish == FST_FINISH_NONE && !v->n && v->n_prompt > v->n_cached;
+    if (reads && !r->is_drawn && clock_ns() - r->start_ns > WAIT_NS) {
+        progress_start(&r->p, "reading", PROGRESS_TOKENS, (int64_t)(v->n_prompt - v->n_cached));
+        r->p.start_ns = r->start_ns;
+        r->is_drawn = true;
+    }
+    if (!r->is_drawn)
+        return;
+    progress_add(&r->p, FST_MAX(done - r->seen, (int64_t)0));
+    r->seen = FST_MAX(done, r->seen);
+    if (!reads) {
+        progress_end(&r->p);
+        r->is_drawn = false;
+    }
+}
+
 enum fst_status tool_follow(fst_request *req, struct chat_stream *st, struct fst_request_view *v)
 {
+    struct reading reading = {.start_ns = clock_ns()};
     size_t fed = 0;
     for (;;) {
         enum fst_status rc = fst_request_wait(req, 0.015);
         fst_request_get_view(req, v);
+        show_reading(&reading, v);
         FST_TRY(feed(st, v, &fed));
         if (v->finish != FST_FINISH_NONE || (st && chat_stream_result(st)->stopped))
             break;
-        if (rc < 0 && rc != FST_ETIMEOUT)
+        if (rc < 0 && rc != FST_ETIMEOUT) {
+            if (reading.is_drawn)
+                progress_end(&reading.p);
             return rc;
+        }
         if (tool_interrupted(false))
             fst_request_cancel(req);
     }

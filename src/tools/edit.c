@@ -6,13 +6,14 @@ struct edit {
     EditLine *el;
     History *h;
     char history[4096];
+    char prompt[64];
 };
 
 static char *prompt_text(EditLine *el)
 {
-    static char text[] = "> ";
-    (void)el;
-    return text;
+    void *e = NULL;
+    el_get(el, EL_CLIENTDATA, &e);
+    return ((struct edit *)e)->prompt;
 }
 
 struct edit *edit_open(const char *history_path)
@@ -31,6 +32,7 @@ struct edit *edit_open(const char *history_path)
     history(e->h, &ev, H_SETSIZE, 1000);
     if (e->history[0])
         history(e->h, &ev, H_LOAD, e->history);
+    el_set(e->el, EL_CLIENTDATA, e);
     el_set(e->el, EL_PROMPT, prompt_text);
     el_set(e->el, EL_EDITOR, "emacs");
     el_set(e->el, EL_HIST, history, e->h);
@@ -38,10 +40,12 @@ struct edit *edit_open(const char *history_path)
     return e;
 }
 
-const char *edit_line(struct edit *e, bool (*was_interrupted)(bool reset), bool *interrupted)
+const char *edit_line(struct edit *e, const char *prompt, bool (*was_interrupted)(bool reset),
+                      bool *interrupted)
 {
     HistEvent ev;
     int n;
+    snprintf(e->prompt, sizeof e->prompt, "%s", prompt);
     *interrupted = false;
     const char *line = el_gets(e->el, &n);
     if (!line || n <= 0) {

@@ -4,6 +4,7 @@
  * model folder anew:
  *
  *   {"text": "..." | "ids": [...] | "replies": ["...", ...],   replies[choice % count]
+ *    "turns": ["...", ...],   the k-th submit of this script says turns[k], the last one from then on
  *    "eos": true,          append the end id          "repeat": false,  start over until max tokens
  *    "prefill_ms": 0,      before the first token     "prefill_chunks": 1
  *    "token_ms": 0,        between publications       "chunk": 1,  tokens per publication
@@ -20,6 +21,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "firesteel/engine.h"
 #include "firesteel/replay.h"
@@ -60,6 +62,8 @@ struct fst_engine {
     char dir[4096];
     struct tokenizer *tok;
     int open_handles;
+    struct hash128 script; /* the last one that was read, and how often */
+    size_t turn;
 };
 
 /* ------------------------------------------------------------------ the step thread */
@@ -390,9 +394,15 @@ static enum fst_status read_script(fst_request *r)
     if (rc < 0)
         goto out;
     json_val *s = json_root(doc), *replies = json_get(s, "replies");
+    json_val *turns = json_get(s, "turns");
+    struct hash128 now = hash128(b.data, b.len, (struct hash128){0});
+    fst_engine *e = r->e;
+    e->turn = now.lo == e->script.lo && now.hi == e->script.hi ? e->turn + 1 : 0;
+    e->script = now;
     json_val *text = json_count(replies)
                          ? json_at(replies, r->o.sampling.choice % json_count(replies))
-                         : json_get(s, "text");
+                     : json_count(turns) ? json_at(turns, FST_MIN(e->turn, json_count(turns) - 1))
+                                         : json_get(s, "text");
     size_t len;
     const char *t = json_string(text, &len);
     if (t)
@@ -513,6 +523,16 @@ void fst_request_free(fst_request *r)
     pthread_mutex_unlock(&r->e->lock);
 }
 
+static size_t queue_place(const fst_request *r)
+{
+    size_t n = 0;
+    if (r->running || r->finish != FST_FINISH_NONE)
+        return 0;
+    for (const fst_request *o = r->e->first; o; o = o->next)
+        n += !o->running && o->finish == FST_FINISH_NONE && o->submit_ns <= r->submit_ns;
+    return n;
+}
+
 void fst_request_get_view(const fst_request *r, struct fst_request_view *v)
 {
     pthread_mutex_lock(&r->e->lock);
@@ -530,6 +550,7 @@ void fst_request_get_view(const fst_request *r, struct fst_request_view *v)
                                            : "",
         .n_prompt = r->n_prompt,
         .n_prefilled = r->n_prefilled,
+        .queue_place = queue_place(r),
         .prompt_logprobs = r->prompt_logprobs,
         .prompt_top = r->prompt_top,
         .seed = r->o.sampling.seed,
@@ -538,7 +559,8 @@ void fst_request_get_view(const fst_request *r, struct fst_request_view *v)
                  .accepted = r->n / 2,
                  .accept_length = 3.0},
         .queue_s = r->start_ns ? clock_seconds(r->start_ns - r->submit_ns) : 0,
-        .prefill_s = r->first_ns ? clock_seconds(r->first_ns - r->start_ns) : 0,
+        .prefill_s =
+            r->start_ns ? clock_seconds((r->first_ns ? r->first_ns : now) - r->start_ns) : 0,
         .decode_s = r->first_ns ? clock_seconds(now - r->first_ns) : 0,
     };
     pthread_mutex_unlock(&r->e->lock);

@@ -154,6 +154,20 @@ def events(body):
     return out
 
 
+def frames(body):
+    """SSE events as (id, event, data): what is absent is None, data is parsed; comments are left out."""
+    out = []
+    for block in body.decode("utf-8").split("\n\n"):
+        if not block or block.startswith(":"):
+            continue
+        lines = dict(line.split(": ", 1) for line in block.split("\n"))
+        assert set(lines) <= {"id", "event", "data"} and "data" in lines, block
+        data = lines["data"]
+        out.append((int(lines["id"]) if "id" in lines else None, lines.get("event"),
+                    data if data == "[DONE]" else json.loads(data)))
+    return out
+
+
 class Server:
     """A server process.  fake: over the scripted engine, in a folder of its own.  user: whose it is, not ours."""
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import unittest
+from typing import Literal, Optional
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import MODEL, Server, program  # noqa: E402
@@ -11,6 +12,7 @@ from test_chat import CALL, TOOLS  # noqa: E402
 
 try:
     import openai
+    import pydantic
 except ImportError:
     openai = None
 
@@ -87,6 +89,92 @@ class Client(unittest.TestCase):
         with self.assertRaises(openai.InternalServerError) as e:
             self.c.chat.completions.create(model="test", messages=[{"role": "user", "content": "x"}])
         self.assertEqual(e.exception.status_code, 503)
+
+
+@unittest.skipIf(openai is None, "the package openai is not installed")
+class Responses(unittest.TestCase):
+    """The client's Responses API: what it assembles from a stream is what it gets in one piece."""
+
+    def setUp(self):
+        self.s = Server(flags=["--api-key", "key", "--timeout-keep-alive", "60", "--response-store", "8"])
+        self.c = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % self.s.port, api_key="key", max_retries=0)
+
+    def tearDown(self):
+        self.c.close()
+        self.s.stop()
+
+    def streamed(self, **kw):
+        with self.c.responses.stream(model="test", **kw) as st:
+            for e in st:
+                self.last = e
+            return st.get_final_response() if self.last.type == "response.completed" else self.last.response
+
+    def test_text_and_thoughts(self):
+        self.s.script(text="17+25: 42.</think>17 + 25 = 42", token_ms=1)
+        kw = {"input": "What is 17 + 25?", "instructions": "Be brief.", "reasoning": {"summary": "auto"},
+              "metadata": {"k": "v"}}
+        for r in (self.c.responses.create(model="test", **kw), self.streamed(**kw)):
+            self.assertEqual((r.output_text, r.status, r.metadata), ("17 + 25 = 42", "completed", {"k": "v"}))
+            self.assertEqual(r.output[0].summary[0].text, "17+25: 42.")
+            self.assertEqual(r.usage.total_tokens, r.usage.input_tokens + r.usage.output_tokens)
+            self.assertGreater(r.usage.output_tokens_details.reasoning_tokens, 3)
+            self.assertEqual(self.c.responses.retrieve(r.id).output_text, r.output_text)
+        self.s.script(text="x</think>a b c d", eos=False)
+        r = self.streamed(input="x", max_output_tokens=4)
+        self.assertEqual((r.status, r.incomplete_details.reason), ("incomplete", "max_output_tokens"))
+        self.assertEqual(self.last.type, "response.incomplete")
+
+    def test_tool_round_trip(self):
+        tool = {"type": "function", "name": "get_weather", "description": "w", "strict": False,
+                "parameters": TOOLS[0]["function"]["parameters"]}
+        for stateful in (False, True):
+            items = [{"role": "user", "content": "Weather in Rome?"}]
+            self.s.script(text="Need the tool.</think>" + CALL)
+            r = self.streamed(input=items, tools=[tool])
+            call = r.output[-1]
+            self.assertEqual((call.type, json.loads(call.arguments)), ("function_call", {"city": "Rome", "days": 3}))
+            out = {"type": "function_call_output", "call_id": call.call_id, "output": "18C"}
+            self.s.script(text="ok</think>It is 18C in Rome.")
+            if stateful:
+                r = self.c.responses.create(model="test", previous_response_id=r.id, input=[out], tools=[tool])
+            else:
+                r = self.c.responses.create(model="test", input=items + [o.to_dict() for o in r.output] + [out],
+                                            tools=[tool])
+            self.assertEqual(r.output_text, "It is 18C in Rome.")
+
+    def test_background(self):
+        self.s.script(text="x</think>" + "word " * 40, token_ms=5)
+        r = self.c.responses.create(model="test", input="x", background=True)
+        self.assertEqual(r.status, "queued")
+        while r.status in ("queued", "in_progress"):
+            r = self.c.responses.retrieve(r.id)
+        self.assertEqual(r.output_text, "word " * 40)
+        seen = []
+        with self.c.responses.create(model="test", input="x", background=True, stream=True) as st:
+            for e in st:
+                seen.append(e)
+                if len(seen) == 9:
+                    break
+        for e in self.c.responses.retrieve(seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number):
+            seen.append(e)
+        self.assertEqual([e.sequence_number for e in seen], list(range(len(seen))))
+        self.assertEqual(seen[-1].response.output_text, "word " * 40)
+        self.s.script(text="x</think>" + "word " * 40, token_ms=50)
+        r = self.c.responses.create(model="test", input="x", background=True)
+        self.assertEqual(self.c.responses.cancel(r.id).status, "cancelled")
+
+    def test_errors(self):
+        for kw, param, code in (({"top_p": 1.5}, "top_p", "invalid_value"),
+                                ({"previous_response_id": "resp_x"}, "previous_response_id",
+                                 "previous_response_not_found")):
+            with self.assertRaises(openai.BadRequestError) as e:
+                self.c.responses.create(model="test", input="x", **kw)
+            self.assertEqual((e.exception.param, e.exception.code), (param, code))
+        with self.assertRaises(openai.NotFoundError):
+            self.c.responses.retrieve("resp_x")
+        self.s.script(text="a b c d", fail_after=2, token_ms=5)
+        types = [e.type for e in self.c.responses.create(model="test", input="x", stream=True)]
+        self.assertEqual(types[-1], "response.failed")
 
 
 WEATHER = [{"type": "function", "function": {
@@ -175,6 +263,43 @@ class BundledModel(unittest.TestCase):
             self.assertEqual(last.finish_reason, "stop")
             for w in words:
                 self.assertIn(w, last.message.content)
+
+    def test_parse(self):
+        """Models of pydantic as the format of a reply and as the arguments of a tool."""
+        class Step(pydantic.BaseModel):
+            text: str = pydantic.Field(max_length=30)
+            number: int = pydantic.Field(ge=0, le=999)
+
+        class Answer(pydantic.BaseModel):
+            steps: list[Step] = pydantic.Field(min_length=1, max_length=3)
+            sure: bool
+            kind: Literal["sum", "product"]
+            note: Optional[str]
+
+        class Weather(pydantic.BaseModel):
+            city: str = pydantic.Field(max_length=20)
+            unit: Literal["C", "F"]
+
+        for thinking in (True, False):
+            kw = dict(model="m", max_tokens=500, messages=[{"role": "user", "content": "What is 17 + 25?"}],
+                      extra_body={"think": thinking})
+            for temperature in (0, 1):
+                m = self.c.chat.completions.parse(response_format=Answer, temperature=temperature, **kw).choices[0].message
+                self.assertIsInstance(m.parsed, Answer)
+                self.assertEqual(bool(m.reasoning_content), thinking)
+                with self.c.chat.completions.stream(response_format=Answer, temperature=temperature, **kw) as st:
+                    for _ in st:
+                        pass
+                    self.assertIsInstance(st.get_final_completion().choices[0].message.parsed, Answer)
+                m = self.c.chat.completions.parse(tools=[openai.pydantic_function_tool(Weather)], tool_choice="required",
+                                                  temperature=temperature, parallel_tool_calls=False, **kw).choices[0].message
+                self.assertIsInstance(m.tool_calls[0].function.parsed_arguments, Weather)
+        with self.assertRaises(openai.LengthFinishReasonError):
+            self.c.chat.completions.parse(response_format=Answer, **dict(kw, max_tokens=5))
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.ask(messages=kw["messages"], response_format={"type": "json_schema", "json_schema": {
+                "name": "x", "strict": True, "schema": {"type": "array", "uniqueItems": True}}})
+        self.assertEqual((e.exception.code, e.exception.param), ("invalid_grammar", "response_format.json_schema.schema"))
 
 
 if __name__ == "__main__":

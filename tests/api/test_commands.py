@@ -4,11 +4,14 @@ import json
 import math
 import os
 import re
+import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -824,59 +827,164 @@ class Model(Folder):
         self.assertEqual(p.stderr.count(b"tok/s"), 2)
 
 
+CALL = ('\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '
+        'string="true">Rome</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>')
+WEATHER = [{"type": "function", "function": {
+    "name": "get_weather", "description": "Weather of a city", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "description": "Name of the city"}},
+        "required": ["city"]}}}]
+
+
+class Terminal:
+    """A program on a terminal of its own."""
+
+    def __init__(self, test, *args, **env):
+        import pty
+        self.test, self.seen = test, b""
+        try:
+            self.pid, self.fd = pty.fork()
+        except OSError as e:  # a root without /dev/pts
+            test.skipTest("no terminal to be had: %s" % e)
+        if self.pid == 0:
+            os.environ.update(HOME=test.dir, TERM="xterm", **env)
+            os.execv(program("firesteel-fake"), ["firesteel", "chat", "--model", test.dir] + list(args))
+
+    def until(self, words, seconds=20):
+        """Returns what came before them."""
+        end = time.time() + seconds
+        while words not in self.seen:
+            self.test.assertLess(time.time(), end, self.seen[-500:])
+            if select.select([self.fd], [], [], 0.2)[0]:
+                self.seen += os.read(self.fd, 65536)
+        before, self.seen = self.seen.split(words, 1)
+        return before
+
+    def type(self, keys, prompt=b"> "):
+        self.until(prompt)
+        time.sleep(0.3)  # the prompt is written before the terminal is switched
+        os.write(self.fd, keys)
+
+    def end(self):
+        """Ctrl-D at the prompt."""
+        self.type(b"\x04")
+        end = time.time() + 10
+        done, status = 0, 0
+        while not done and time.time() < end:
+            if select.select([self.fd], [], [], 0.05)[0]:
+                try:
+                    os.read(self.fd, 65536)
+                except OSError:
+                    pass
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+        self.test.assertEqual((done, status), (self.pid, 0))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *a):
+        if kind:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
 class ChatTerminal(Folder):
+    def setUp(self):
+        super().setUp()
+        shutil.copy(os.path.join(MODEL, "tokenizer.json"), self.dir)
+
+    def saved(self):
+        with open(os.path.join(self.dir, "talk.json"), encoding="utf-8") as f:
+            return json.load(f)["messages"]
+
     def test_terminal(self):
         """On a terminal: editing, Ctrl-C stops the answer alone, Ctrl-D ends, history is kept."""
-        import pty
-        import select
-        import time
-        shutil.copy(os.path.join(MODEL, "tokenizer.json"), self.dir)
         self.file("script.json", {"text": "thought</think>" + "word " * 2000, "token_ms": 10})
-        try:
-            pid, fd = pty.fork()
-        except OSError as e:  # a root without /dev/pts
-            self.skipTest("no terminal to be had: %s" % e)
-        if pid == 0:
-            os.environ.update(HOME=self.dir, TERM="xterm")
-            os.execv(program("firesteel-fake"), ["firesteel", "chat", "--model", self.dir])
-        seen = b""
-
-        def until(words, seconds=20):
-            nonlocal seen
-            end = time.time() + seconds
-            while words not in seen:
-                self.assertLess(time.time(), end, seen[-500:])
-                if select.select([fd], [], [], 0.2)[0]:
-                    seen += os.read(fd, 65536)
-            seen = seen[seen.index(words) + len(words):]
-        try:
-            until(b"> ")
-            time.sleep(0.3)  # the prompt is written before the terminal is switched
-            os.write(fd, b"helxlo\x1b[D\x1b[D\x7f\n")  # left, left, backspace: "hello"
-            until(b"\x1b[2m")                           # thoughts are dimmed
-            until(b"word word")
-            os.write(fd, b"\x03")
-            until(b"stopped")
-            until(b"> ")
-            time.sleep(0.3)
-            os.write(fd, b"/stats\n")
-            until(b"1 answers")
-            time.sleep(0.3)
-            os.write(fd, b"\x04")
-            end = time.time() + 10
-            done, status = 0, 0
-            while not done and time.time() < end:
-                if select.select([fd], [], [], 0.05)[0]:
-                    try:
-                        os.read(fd, 65536)
-                    except OSError:
-                        pass
-                done, status = os.waitpid(pid, os.WNOHANG)
-            self.assertEqual((done, status), (pid, 0))
-        finally:
-            os.close(fd)
+        with Terminal(self) as t:
+            t.type(b"helxlo\x1b[D\x1b[D\x7f\n")  # left, left, backspace: "hello"
+            t.until(b"\x1b[2m")                    # thoughts are dimmed
+            t.until(b"\x1b[0m")
+            t.until(b"word word")
+            os.write(t.fd, b"\x03")
+            t.until(b"tok/s")
+            t.until(b"accept length")
+            t.until(b"stopped")
+            t.type(b"/stats\n")
+            t.until(b"1 answers")
+            t.end()
         with open(os.path.join(self.dir, ".firesteel_history")) as f:
             self.assertIn("hello", f.read().replace("\\040", " "))
+        with Terminal(self) as t:  # the next one finds it
+            t.type(b"\x1b[A\x1b[A\n")  # up twice
+            t.until(b"hello")
+            t.until(b"word word")
+            os.write(t.fd, b"\x03")
+            t.until(b"stopped")
+            t.end()
+
+    def test_lines(self):
+        """Several lines are one message; Ctrl-C at the prompt forgets what was begun."""
+        self.file("script.json", {"text": "yes", "token_ms": 0})
+        with Terminal(self, "--thinking", "off", "--no-stats") as t:
+            t.type(b"one\\\n")
+            t.type(b"\\\n", b"... ")
+            t.type(b"two\n", b"... ")
+            t.until(b"yes")
+            t.type(b"gone\\\n")
+            t.type(b"\x03", b"... ")
+            t.type(b'"""\n')
+            t.type(b"/think\n", b"... ")
+            t.type(b"  three\\\n", b"... ")
+            t.type(b'"""\n', b"... ")
+            t.until(b"yes")
+            t.type(b"/save %s/talk.json\n" % self.dir.encode())
+            t.until(b"4 messages")
+            t.end()
+        self.assertEqual([m["content"] for m in self.saved()], ["one\n\ntwo", "yes", "/think\n  three\\", "yes"])
+
+    def test_tools(self):
+        """Calls are shown and answered by hand; the answer follows when all are."""
+        self.file("script.json", {"text": "look" + "</think>" + CALL.replace(
+            "</｜DSML｜tool_calls>", '<｜DSML｜invoke name="now">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>')})
+        tools = self.file("tools.json", {"tools": WEATHER})
+        with Terminal(self) as t:
+            t.type(b"/tools\n")
+            t.until(b"no tools")
+            t.type(b"/tools %s\n" % tools.encode())
+            t.until(b"get_weather: Weather of a city")
+            t.type(b"Weather?\n")
+            t.until(b'call get_weather {"city": "Rome"}')
+            t.until(b"call now {}")
+            t.type(b"18C\n", b"result of get_weather> ")
+            self.file("script.json", {"text": "x</think>It is 18C."})
+            t.type(b"\n", b"result of now> ")
+            t.until(b"It is 18C.")
+            t.type(b"/tools off\n")
+            t.until(b"no tools")
+            t.type(b"/tools %s/none.json\n" % self.dir.encode())
+            t.until(b"none.json")
+            t.type(b"/save %s/talk.json\n" % self.dir.encode())
+            t.until(b"5 messages")
+            t.end()
+        self.assertEqual([m["role"] for m in self.saved()], ["user", "assistant", "tool", "tool", "assistant"])
+        self.assertEqual([m["content"] for m in self.saved()], ["Weather?", "", "18C", "", "It is 18C."])
+
+    def test_reading(self):
+        """Loading, and a prompt that takes its time, have a line, which goes when they are done; Ctrl-C stops it too."""
+        self.file("script.json", {"text": "yes", "prefill_ms": 2000, "prefill_chunks": 10})
+        with Terminal(self, "--thinking", "off", FST_FAKE_OPEN_MS="700") as t:
+            t.until(b"loading")
+            t.until(b"GB/s")
+            t.type(b"word word word word\n")
+            t.until(b"reading")
+            t.until(b" of 8 tokens")
+            t.until(b"yes")
+            self.file("script.json", {"text": "yes", "prefill_ms": 60000, "prefill_chunks": 10})
+            t.type(b"again\n")
+            t.until(b"reading")
+            os.write(t.fd, b"\x03")
+            t.until(b"stopped", 5)
+            t.end()
 
 
 class ChatText(Folder):
@@ -888,6 +996,31 @@ class ChatText(Folder):
         self.assertEqual(p.stdout.decode(), "my thought\n\nmy answer\n")
         p = run("chat", "--model", self.dir, "--no-stats", "--prompt", "x", exe="firesteel-fake")
         self.assertEqual(p.stdout.decode(), "my thought\n\nmy answer\n")
+
+    def test_saved_conversation(self):
+        """What /save wrote is rendered to the prompt that was asked with."""
+        shutil.copy(os.path.join(MODEL, "tokenizer.json"), self.dir)
+        self.file("script.json", {"text": "look</think>Well." + CALL})
+        tools, talk = self.file("tools.json", WEATHER), os.path.join(self.dir, "talk.json")
+        note = self.file("note.txt", "A note.")
+        p = run("chat", "--model", self.dir, "--no-stats", "--tools", tools, "--system", "Be brief.",
+                stdin="/read %s\nHello\n18C\n/save %s\n" % (note, talk), exe="firesteel-fake").stdout.decode()
+        self.assertEqual(p.count('look\n\nWell.\ncall get_weather {"city": "Rome"}\n'), 2)
+        self.assertIn("7 bytes go before the next message\n", p)
+        text = run("render", "--messages", talk).stdout.decode()
+        for words in ("Be brief.\n\n## Tools", "<｜User｜>A note.\n\nHello<｜Assistant｜><think>look</think>Well." + CALL,
+                      "<｜User｜><tool_result>18C</tool_result><｜Assistant｜><think>look</think>Well."):
+            self.assertIn(words, text)
+        for bad in ('{"tools": 5}', "[5]", "{", '[{"type": "function", "function": {}}]'):
+            p = run("chat", "--model", self.dir, "--tools", self.file("bad.json", bad), expect=None, exe="firesteel-fake")
+            self.assertNotEqual(p.returncode, 0, bad)
+            self.assertIn(b"firesteel: ", p.stderr)
+
+    def test_call_of_the_bundled_model(self):
+        p = run("chat", "--temperature", "0", "--no-stats", "--tools", self.file("tools.json", WEATHER),
+                stdin='What is the weather in Rome?\n{"temperature": 18, "sky": "sunny"}\n').stdout.decode()
+        self.assertIn('call get_weather {"city": "Rome"}\n', p)
+        self.assertIn("18", p.split("call get_weather", 1)[1])
 
 
 if __name__ == "__main__":

@@ -192,7 +192,9 @@ class Documents(unittest.TestCase):
         table = subprocess.run([program("firesteel-fake"), "help", "fields"], capture_output=True,
                                text=True, check=True).stdout
         base = {"chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-                "completions": ("/v1/completions", {"prompt": "x"}), "generate": ("/generate", {"text": "x"})}
+                "completions": ("/v1/completions", {"prompt": "x"}), "generate": ("/generate", {"text": "x"}),
+                "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}),
+                "responses": ("/v1/responses", {"input": "x"})}
         n = 0
         with Server() as s:
             for line in table.splitlines()[2:]:

@@ -1,5 +1,6 @@
 """/v1/completions and /generate over scripted replies; /tokenize and /detokenize."""
 
+import json
 import os
 import sys
 import unittest
@@ -278,6 +279,40 @@ class Text(unittest.TestCase):
                            ("/detokenize", {}), ("/detokenize", {"tokens": "a"}), ("/detokenize", {"tokens": [-1]}),
                            ("/detokenize", {"tokens": [10 ** 9]}), ("/tokenize", {"messages": 5})):
             self.assertEqual(self.s.post(path, body).status, 400, (path, body))
+
+    def test_parse_calls(self):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"n": {"type": "integer"}}}}}]
+        def call(name, params):
+            return ("<｜DSML｜invoke name=\"%s\">\n%s\n</｜DSML｜invoke>" % (name, "\n".join(
+                "<｜DSML｜parameter name=\"%s\" string=\"%s\">%s</｜DSML｜parameter>" % p for p in params)))
+        block = "\n\n<｜DSML｜tool_calls>\n%s\n</｜DSML｜tool_calls>"
+        two = block % (call("f", [("n", "false", "3")]) + "\n" + call("g", [("s", "true", "a \"b\"")]))
+        r = self.s.post("/parse_function_call", {"text": "Let me see." + two, "tools": tools}).json()
+        self.assertEqual(r["normal_text"], "Let me see.")
+        self.assertEqual([(c["tool_index"], c["name"], json.loads(c["parameters"])) for c in r["calls"]],
+                         [(0, "f", {"n": 3}), (1, "g", {"s": "a \"b\""})])
+        # The tool's types guide repairs: a number that was sent as text.
+        r = self.s.post("/parse_function_call", {"text": block % call("f", [("n", "true", "3")]), "tools": tools}).json()
+        self.assertEqual(json.loads(r["calls"][0]["parameters"]), {"n": 3})
+        r = self.s.post("/parse_function_call", {"text": "no call", "tool_call_parser": "deepseekv4"}).json()
+        self.assertEqual(r, {"normal_text": "no call", "calls": []})
+        for body, param in (({}, "text"), ({"text": 5}, "text"), ({"text": "", "tools": 5}, "tools"),
+                            ({"text": "", "tools": [{"function": {}}]}, "tools[0].function.name"),
+                            ({"text": "", "tool_call_parser": "qwen"}, "tool_call_parser")):
+            r = self.s.post("/parse_function_call", body)
+            self.assertEqual((r.status, r.json()["error"]["param"]), (400, param), body)
+
+    def test_separate_reasoning(self):
+        for text, reasoning, rest in (("<think>why</think>because", "why", "because"), ("why</think>\n\nbecause", "why", "because"),
+                                      ("<think>unclosed", "unclosed", ""), ("plain <think> text", "", "plain <think> text"),
+                                      ("", "", "")):
+            r = self.s.post("/separate_reasoning", {"text": text, "reasoning_parser": "deepseek-v4"}).json()
+            self.assertEqual(r, {"reasoning_text": reasoning, "text": rest}, text)
+        for body, param in (({}, "text"), ({"text": "", "reasoning_parser": 1}, "reasoning_parser"),
+                            ({"text": "", "reasoning_parser": "other"}, "reasoning_parser")):
+            r = self.s.post("/separate_reasoning", body)
+            self.assertEqual((r.status, r.json()["error"]["param"]), (400, param), body)
 
     def test_large(self):
         r = self.s.post("/tokenize", {"prompt": "word " * 50000}).json()

@@ -226,13 +226,18 @@ class Replay(unittest.TestCase):
     def test_forced_calls(self):
         whole = block(("Rome", "3.0"))
         opened = "\n\n<%stool_calls>\n" % M
-        b, p, ids, m = self.reply(whole[len(opened):], tool_choice="required")
-        self.spliced(b, p, ids, m, tail="<｜User｜><tool_result>18C</tool_result><｜Assistant｜><think></think>" + opened)
-        self.spliced(b, p, ids, m, tool_choice="auto")
+        off = {"thinking": {"type": "disabled"}}
+        tail = TAIL.replace("<think>", "</think>")
+        b, p, ids, m = self.reply(whole[len(opened):], tool_choice="required", **off)
+        self.spliced(b, p, ids, m, tail=tail + opened)
+        self.spliced(b, p, ids, m, tail=tail, tool_choice="auto")
         invoke = opened + "<%sinvoke name=\"get_weather\">\n" % M
         named = {"type": "function", "function": {"name": "get_weather"}}
-        b, p, ids, m = self.reply(whole[len(invoke):], tool_choice=named)
-        self.spliced(b, p, ids, m, tool_choice="auto")
+        b, p, ids, m = self.reply(whole[len(invoke):], tool_choice=named, **off)
+        self.spliced(b, p, ids, m, tail=tail, tool_choice="auto")
+        # Behind thoughts the model writes the tag itself.
+        b, p, ids, m = self.reply("x</think>" + whole, tool_choice="required")
+        self.spliced(b, p, ids, m)
 
     def test_reply_that_was_ended_for_the_model(self):
         """The turn is closed as the format closes it: behind the block, and inside it after the only call."""

@@ -21,7 +21,8 @@
 enum { N_MAX = 4000 };
 
 static int port;
-static char text[1 << 16]; /* request, then answer */
+static char text[1 << 16];       /* request, then answer */
+static const char *headers = ""; /* of requests, each with CR LF */
 static enum fst_status ended;
 static char dir[64]; /* of the scripted model, and of what is remembered of its calls */
 
@@ -34,6 +35,8 @@ static void *serve(void *ud)
     o.port = port;
     o.skip_warmup = true;
     o.log_requests_level = 0;
+    o.response_store = 2;
+    o.keep_max_streams = 1 << 20;
     ended = server_run(&o);
     return NULL;
 }
@@ -62,8 +65,8 @@ static int ask(const char *path, const char *body)
     assert_true(fd >= 0);
     int len = snprintf(text, sizeof text,
                        "POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n"
-                       "\r\n%s",
-                       path, strlen(body), body);
+                       "%s\r\n%s",
+                       path, strlen(body), headers, body);
     assert_int_equal(send(fd, text, (size_t)len, MSG_NOSIGNAL), len);
     while (n < sizeof text - 1 && (got = recv(fd, text + n, sizeof text - 1 - n, 0)) > 0)
         n += (size_t)got;
@@ -76,11 +79,25 @@ static int ask(const char *path, const char *body)
     return status;
 }
 
-static void every_allocation(const char *path, const char *body)
+/* The body, '#' in it being n: a text that was not kept. */
+static const char *numbered(const char *body, uint64_t n)
+{
+    static char out[2048];
+    const char *hole = strchr(body, '#');
+    if (!hole)
+        return body;
+    int len = snprintf(out, sizeof out, "%.*s%llu%s", (int)(hole - body), body,
+                       (unsigned long long)n, hole + 1);
+    assert_true(len > 0 && len < (int)sizeof out);
+    return out;
+}
+
+static void every_allocation(const char *path, const char *form)
 {
     int refused = 0, lost = 0, fine = 0;
-    assert_int_equal(ask(path, body), 200);
+    assert_int_equal(ask(path, numbered(form, N_MAX)), 200);
     for (uint64_t n = 1;; n++) {
+        const char *body = numbered(form, n);
         assert_true(n < N_MAX);
         uint64_t before = mem_count();
         mem_fail_at(n);
@@ -98,7 +115,7 @@ static void every_allocation(const char *path, const char *body)
     }
     print_message("%s: %d refused, %d closed, %d answered\n", path, refused, lost, fine);
     assert_true(refused > 5);
-    assert_int_equal(ask(path, body), 200); /* as if nothing had been */
+    assert_int_equal(ask(path, numbered(form, N_MAX)), 200); /* as if nothing had been */
 }
 
 static pthread_t start(void)
@@ -152,6 +169,22 @@ static void script(const char *json)
 
 #define TOOLS "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
 
+/* The same as a stream of blocks. */
+static void blocks(void **state)
+{
+    pthread_t t = start();
+    (void)state;
+    script("{\"text\":\"t</think>x\\n\\n<｜DSML｜tool_calls>\\n<｜DSML｜invoke name=\\\"f\\\">\\n"
+           "<｜DSML｜parameter name=\\\"n\\\" string=\\\"false\\\">1</｜DSML｜parameter>\\n"
+           "</｜DSML｜invoke>\\n</｜DSML｜tool_calls>\"}");
+    every_allocation("/v1/messages",
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"stream\":true,"
+                     "\"return_progress\":true,\"thinking\":{\"type\":\"adaptive\"},\"tools\":[{"
+                     "\"name\":\"f\",\"input_schema\":{}}]}");
+    assert_non_null(strstr(text, "event: message_stop"));
+    stop(t);
+}
+
 /* A reply with a call, sent back after a restart: what was remembered is in the file. */
 static void calls(void **state)
 {
@@ -204,9 +237,67 @@ static void requests(void **state)
                      "{\"prompt\":[\"a b\",\"c\"],\"echo\":true,\"logprobs\":2,\"stream\":true}");
     every_allocation("/generate", "{\"text\":[\"a b\",\"c\"],\"return_logprob\":true,"
                                   "\"logprob_start_len\":0,\"rid\":\"r\"}");
+    every_allocation(
+        "/v1/messages",
+        "{\"system\":[{\"type\":\"text\",\"text\":\"s\"}],\"messages\":[{\"role\":\"user\","
+        "\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"c\",\"content\":\"r\","
+        "\"is_error\":true}]}],\"stop_sequences\":[\"zz\"],\"tools\":[{\"name\":\"f\","
+        "\"input_schema\":{\"type\":\"object\"}}],\"thinking\":{\"type\":\"adaptive\"}}");
+    every_allocation("/v1/messages/count_tokens",
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
+    every_allocation("/v1/chat/completions",
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
+                     "\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{"
+                     "\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[#]}}}}}],"
+                     "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{"
+                     "\"type\":\"string\",\"maxLength\":3}}}}");
+    every_allocation("/generate",
+                     "{\"text\":\"a\",\"sampling_params\":{\"regex\":\"a{#}\",\"n\":2}}");
+    every_allocation("/parse_function_call", "{\"text\":\"x\"," TOOLS "}");
+    every_allocation("/separate_reasoning", "{\"text\":\"x</think>y\"}");
     every_allocation("/tokenize", "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
     every_allocation("/abort_request", "{\"rid\":\"x\"}");
     every_allocation("/detokenize", "{\"tokens\":[[5,6,7],[8]]}");
+    stop(t);
+}
+
+#define ITEMS                                                                                      \
+    "{\"role\":\"user\",\"content\":\"q\"},{\"type\":\"reasoning\",\"summary\":[{\"text\":\"t\"}]" \
+    "},"                                                                                           \
+    "{\"type\":\"custom_tool_call\",\"call_id\":\"c\",\"name\":\"p\",\"input\":\"i\"},"            \
+    "{\"type\":\"custom_tool_call_output\",\"call_id\":\"c\",\"output\":\"o\"}"
+#define RESPONSE_TOOLS                                                                             \
+    "\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{\"type\":\"custom\",\"name\":\"p\","       \
+    "\"format\":"                                                                                  \
+    "{\"type\":\"grammar\",\"syntax\":\"lark\",\"definition\":\"d\"}}]"
+
+/* With a store behind them, and with answers that outlive their connections. */
+static void responses(void **state)
+{
+    char body[400], id[64];
+    pthread_t t = start();
+    (void)state;
+    script("{\"text\":\"t</think>ok\\n\\n<｜DSML｜tool_calls>\\n<｜DSML｜invoke name=\\\"p\\\">\\n"
+           "<｜DSML｜parameter name=\\\"input\\\" string=\\\"true\\\">x</｜DSML｜parameter>\\n"
+           "</｜DSML｜invoke>\\n</｜DSML｜tool_calls>\"}");
+    every_allocation("/v1/responses", "{\"instructions\":\"s\",\"input\":[" ITEMS "],"
+                                      "\"reasoning\":{\"summary\":\"auto\"}," RESPONSE_TOOLS "}");
+    every_allocation("/v1/responses", "{\"input\":\"hi\",\"stream\":true,\"return_progress\":true,"
+                                      "\"reasoning\":{\"summary\":\"auto\"}," RESPONSE_TOOLS "}");
+    assert_int_equal(ask("/v1/responses", "{\"input\":[" ITEMS "]," RESPONSE_TOOLS "}"), 200);
+    const char *at = strstr(text, "\"resp_");
+    assert_non_null(at);
+    assert_int_equal(sscanf(at, "\"%40[a-z0-9_]", id), 1);
+    snprintf(body, sizeof body, "{\"input\":\"x\",\"store\":false,\"previous_response_id\":\"%s\"}",
+             id);
+    every_allocation("/v1/responses", body);
+    headers = "X-Firesteel-Keep: 1\r\n";
+    every_allocation("/v1/responses", "{\"input\":\"hi\",\"stream\":true}");
+    every_allocation("/v1/chat/completions",
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"stream\":true}");
+    every_allocation("/generate", "{\"text\":\"a b\"}");
+    headers = "";
+    every_allocation("/v1/responses", "{\"input\":\"hi\",\"background\":true}");
     stop(t);
 }
 
@@ -215,6 +306,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(requests, setup, teardown),
         cmocka_unit_test_setup_teardown(calls, setup, teardown),
+        cmocka_unit_test_setup_teardown(blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(responses, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

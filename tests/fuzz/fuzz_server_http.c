@@ -61,9 +61,9 @@ static void dispatch(void *ud, struct exch *x)
     }
 }
 
-static void refuse(void *ud, int status, const char *why, struct buf *out)
+static void refuse(void *ud, const struct exch *x, int status, const char *why, struct buf *out)
 {
-    (void)ud;
+    (void)ud, (void)x;
     FST_ASSERT(status >= 400 && status <= 599);
     buf_puts(out, why);
 }

@@ -27,9 +27,9 @@ LAYERS = {
     "sample": ["base", "device", "kernels", "firesteel"],
     "spec": ["base", "device", "kernels", "kv", "model", "sample", "firesteel"],
     "sched": ["base", "kv", "spec", "firesteel"],
-    "engine": ["base", "device", "kernels", "weights", "kv", "model", "sample", "spec", "sched",
-               "firesteel"],
-    "server": ["base", "tokenizer", "chat", "firesteel"],
+    "engine": ["base", "device", "kernels", "weights", "grammar", "kv", "model", "sample", "spec",
+               "sched", "firesteel"],
+    "server": ["base", "tokenizer", "chat", "grammar", "firesteel"],
     "tools": ["base", "server", "chat", "tokenizer", "firesteel"],
 }
 # Tools that look inside on purpose: what they are for is named in their head comments.
@@ -63,7 +63,7 @@ INTERFACE = {
     "kernels": "kernels mat rows philox self_test",
     "weights": "weights config rope",
     "tokenizer": "tokenizer",
-    "chat": "chat memory parse stream",
+    "chat": "chat gate memory parse protocol stream watch",
     "grammar": "grammar",
     "kv": "kv step sizing snapshot tree tiers store host disk",
     "model": "model cost plan",

@@ -7,7 +7,7 @@
  * for bit in ids and log-probabilities, the one that its request gives alone, without drafts, cold.
  *
  * CI runs 400 cells, which cover all pairs (asserted), long 20,000, sanitizers 12.  Whatever option comes next
- * (penalties, bias, grammar) is one more entry of `options`. */
+ * is one more entry of `options`. */
 #include "engine/draft.h"
 #include "support/engine.h"
 #include "support/prompts.h"
@@ -20,9 +20,11 @@ static int32_t stop_ids[2];
 
 /* ------------------------------------------------------------------ factors */
 
-static const char *const options[] = {
-    "greedy", "ignore_eos",   "min_tokens", "stop_ids",        "seed",      "top_p",      "top_k",
-    "min_p",  "top_logprobs", "choice",     "prompt_logprobs", "one_token", "no_drafting"};
+static const char *const options[] = {"greedy",       "ignore_eos", "min_tokens",      "stop_ids",
+                                      "seed",         "top_p",      "top_k",           "min_p",
+                                      "top_logprobs", "choice",     "prompt_logprobs", "one_token",
+                                      "no_drafting",  "penalties",  "logit_bias",      "force_ids",
+                                      "watched",      "retracted",  "everything"};
 
 static const struct way {
     const char *name, *mode;
@@ -38,7 +40,7 @@ static const int batches[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33};
 static const int chunks[] = {1, 7, 64, 2048};
 static const char *const layouts[] = {"unified-fp8", "unified-bf16", "paged"};
 
-enum { OPTION, WAY, BATCH, CHUNK, LAYOUT, HIT, FACTORS, LEVELS_MAX = 16 };
+enum { OPTION, WAY, BATCH, CHUNK, LAYOUT, HIT, FACTORS, LEVELS_MAX = 20 };
 static const int n_levels[FACTORS] = {FST_COUNT(options), FST_COUNT(ways),    FST_COUNT(batches),
                                       FST_COUNT(chunks),  FST_COUNT(layouts), 2};
 
@@ -118,6 +120,50 @@ static bool is(int option, const char *name)
     return strcmp(options[option], name) == 0;
 }
 
+/* As a budget, a stop and a guard would: an id is forced, and the end follows from the ids. */
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
+{
+    struct fst_verdict v = {.force = n == 3 ? 80 : -1, .stop = n > 5 && id % 3 == 0, .keep = n};
+
+    (void)ud;
+    (void)ends;
+    return v;
+}
+
+/* Sampled, so that drafts are rejected at all places. */
+static void add_rules(struct fst_request_opts *o, int option)
+{
+    static const struct fst_logit_bias bias[] = {{1, -100}, {80, 6}, {81, 6}, {300, -3}};
+    static const int32_t forced[] = {90, 91, 92, 93};
+    bool all = is(option, "everything");
+
+    if (all) {
+        o->sampling.top_p = 0.9f;
+        o->min_new_tokens = 5;
+        o->stop_ids = stop_ids;
+        o->n_stop_ids = 2;
+        o->top_logprobs = N_TOP;
+    }
+    if (all || is(option, "penalties") || is(option, "retracted")) {
+        o->sampling.temperature = 0.8f;
+        o->sampling.presence_penalty = 1;
+        o->sampling.frequency_penalty = 0.5f;
+        o->sampling.repetition_penalty = 1.3f;
+    }
+    if (all || is(option, "logit_bias") || is(option, "watched")) {
+        o->logit_bias = bias;
+        o->n_logit_bias = FST_COUNT(bias);
+    }
+    if (is(option, "force_ids")) {
+        o->force_ids = forced;
+        o->n_force_ids = FST_COUNT(forced);
+    }
+    if (all || is(option, "watched") || is(option, "retracted"))
+        o->on_token = on_token;
+    if (all || is(option, "retracted"))
+        o->debug_retract_at = 4;
+}
+
 static fst_request *submit(fst_engine *e, int prompt, int option, uint64_t salt)
 {
     struct fst_request_opts o;
@@ -156,6 +202,7 @@ static fst_request *submit(fst_engine *e, int prompt, int option, uint64_t salt)
         o.top_logprobs = N_TOP;
     if (is(option, "prompt_logprobs"))
         o.prompt_logprobs_from = 2;
+    add_rules(&o, option);
     if (fst_request_submit(e, &o, &r) < 0)
         fail_msg("%s", fst_error_text());
     return r;
@@ -193,6 +240,7 @@ static const struct answer *truth(int prompt, int option)
     if (!plain)
         plain = engine_of_test((struct fst_engine_opts){.spec_algorithm = "none",
                                                         .threads = 1,
+                                                        .debug_hooks = true,
                                                         .disable_prefix_cache = true},
                                model_dir, CONTEXT, 2);
     collect(submit(plain, prompt, option, 0), a);
@@ -227,6 +275,7 @@ static fst_engine *open_for(const struct cell *c)
                                                    .spec_block_size = w->block,
                                                    .chunked_prefill_size = chunks[c->at[CHUNK]],
                                                    .check_memory = c->at[CHUNK] == 2,
+                                                   .debug_hooks = true,
                                                    .threads = 1 + c->at[CHUNK] % 2},
                           model_dir, CONTEXT, BATCH_MAX);
 }

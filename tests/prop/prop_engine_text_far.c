@@ -99,6 +99,70 @@ static void test_pressure(void **state)
     fst_engine_close(e);
 }
 
+/* Rows with rules are the host's copies: the answers are those of an engine whose rows are its own. */
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
+{
+    (void)ud;
+    (void)id;
+    (void)ends;
+    return (struct fst_verdict){.force = n == 7 ? 80 : -1, .stop = n == 30, .keep = n};
+}
+
+static void test_rules(void **state)
+{
+    enum { N = 6, NEW = 40 };
+    static const struct fst_logit_bias bias[] = {{70, 4}, {71, -100}, {1, -4}};
+    static int32_t ids[2][N][NEW];
+    static float logprobs[2][N][NEW];
+    size_t n[2][N] = {{0}};
+
+    (void)state;
+    for (int side = 0; side < 2; side++) {
+        struct fst_engine_opts eo = {.model_dir = model_dir,
+                                     .device = side ? "cuda" : "cpu",
+                                     .context_length = 512,
+                                     .verify_mode = "static",
+                                     .max_running_requests = N};
+        fst_request *r[N];
+        struct fst_request_view v;
+        fst_engine *e;
+        if (fst_engine_open(&e, &eo) < 0)
+            fail_msg("%s", fst_error_text());
+        for (int i = 0; i < N; i++) {
+            struct fst_request_opts o;
+            fst_request_opts_default(&o);
+            o.ids = stream + 20 * i;
+            o.n_ids = (size_t)(30 + 40 * i);
+            o.max_new_tokens = NEW;
+            o.logprobs = true;
+            o.sampling.temperature = i % 2 ? 0.9f : 0;
+            o.sampling.has_seed = true;
+            o.sampling.seed = 3;
+            o.sampling.top_p = i == 3 ? 0.9f : 1;
+            o.min_new_tokens = i == 4 ? 9 : 0;
+            o.sampling.presence_penalty = 1;
+            o.sampling.frequency_penalty = 0.5f;
+            o.sampling.repetition_penalty = i == 5 ? 1 : 1.3f;
+            o.logit_bias = bias;
+            o.n_logit_bias = i % 3 ? FST_COUNT(bias) : 0;
+            o.on_token = i > 2 ? on_token : NULL;
+            if (fst_request_submit(e, &o, &r[i]) < 0)
+                fail_msg("%s", fst_error_text());
+        }
+        for (int i = 0; i < N; i++) {
+            engine_finished(r[i], &v);
+            n[side][i] = v.n;
+            memcpy(ids[side][i], v.ids, v.n * sizeof *v.ids);
+            memcpy(logprobs[side][i], v.logprobs, v.n * sizeof *v.logprobs);
+            fst_request_free(r[i]);
+        }
+        fst_engine_close(e);
+    }
+    assert_memory_equal(n[0], n[1], sizeof n[0]);
+    assert_memory_equal(ids[0], ids[1], sizeof ids[0]);
+    assert_memory_equal(logprobs[0], logprobs[1], sizeof logprobs[0]);
+}
+
 static int leave(void **state)
 {
     unload(state);
@@ -113,6 +177,7 @@ int main(void)
         cmocka_unit_test(test_residues),
         cmocka_unit_test(test_restart),
         cmocka_unit_test(test_pressure),
+        cmocka_unit_test(test_rules),
     };
     setenv("FST_TEST_DEVICE", "cuda", 1);
     return cmocka_run_group_tests(tests, load, leave);

@@ -9,6 +9,7 @@ enum { CONTEXT = 4096, BATCH = 16, TOKENS = 4, CELLS = 4096 };
 
 static const char *model_dir = "models/kindling";
 static struct tokenizer *tok;
+static bool ruled; /* requests have penalties and a bias */
 
 static fst_request *submit(fst_engine *e, const struct tokenizer_ids *p, uint64_t seed,
                            int64_t max_new, float temperature, float top_p)
@@ -26,6 +27,12 @@ static fst_request *submit(fst_engine *e, const struct tokenizer_ids *p, uint64_
     o.sampling.top_p = top_p;
     o.sampling.has_seed = true;
     o.sampling.seed = seed;
+    if (ruled) {
+        o.sampling.presence_penalty = 1.5f;
+        o.sampling.repetition_penalty = 1.4f;
+        o.logit_bias = &(struct fst_logit_bias){p->id[p->n - 1], 2};
+        o.n_logit_bias = 1;
+    }
     if (fst_request_submit(e, &o, &r) < 0)
         fail_msg("%s", fst_error_text());
     return r;
@@ -85,14 +92,16 @@ static double two_samples(const uint64_t *a, const uint64_t *b, int *n_cells)
 static void test_distribution(void **state)
 {
     static uint64_t plain[CELLS], drafted[CELLS], half[CELLS];
-    static const char *const texts[] = {"What is 3 + 4?", "The access code for silver lantern is"};
+    static const char *const texts[] = {"What is 3 + 4?", "The access code for silver lantern is",
+                                        "What is 3 + 4?"};
     int n = test_size(1600, 96000, 160);
 
     (void)state;
     for (size_t t = 0; t < FST_COUNT(texts); t++) {
         struct tokenizer_ids p = {0};
         struct fst_spec_stats spec;
-        float top_p = t ? 0.9f : 1.0f;
+        float top_p = t == 1 ? 0.9f : 1.0f;
+        ruled = t == 2;
         int n_cells;
         assert_int_equal(tokenizer_encode_text(tok, texts[t], strlen(texts[t]), true, &p), FST_OK);
         count(&(struct fst_engine_opts){.spec_algorithm = "none"}, &p, n, 1, top_p, plain, &spec);
@@ -115,6 +124,7 @@ static void test_distribution(void **state)
         }
         tokenizer_ids_release(&p);
     }
+    ruled = false;
 }
 
 /* The same seed, the same tokens, if the engine does the same rounds; temperature 0 is what it always is. */

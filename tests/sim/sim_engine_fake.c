@@ -332,12 +332,36 @@ struct plan {
     int n_prompt;
     struct fst_request_opts o;
     int32_t stop_ids[2];
+    struct fst_logit_bias bias[2];
     /* expected */
     int32_t ids[CONTEXT];
     float logprobs[CONTEXT];
     int n;
     enum fst_finish finish;
 };
+
+/* Bias and penalties behind the first n tokens, by their definition. */
+static void adjust(const struct plan *p, float *logits)
+{
+    const struct fst_sampling *s = &p->o.sampling;
+
+    for (size_t i = 0; i < p->o.n_logit_bias; i++)
+        logits[p->bias[i].id] += p->bias[i].bias;
+    for (int v = 0; v < VOCAB; v++) {
+        int in_prompt = 0, in_answer = 0;
+        for (int i = 0; i < p->n_prompt; i++)
+            in_prompt += p->prompt[i] == v;
+        for (int i = 0; i < p->n; i++)
+            in_answer += p->ids[i] == v;
+        if (in_prompt + in_answer)
+            logits[v] = logits[v] > 0 ? logits[v] / s->repetition_penalty
+                                      : logits[v] * s->repetition_penalty;
+        if (in_answer) {
+            logits[v] -= s->frequency_penalty * (float)in_answer;
+            logits[v] -= s->presence_penalty;
+        }
+    }
+}
 
 static void expect(struct plan *p, int64_t context)
 {
@@ -362,16 +386,21 @@ static void expect(struct plan *p, int64_t context)
     p->n = 0;
     p->finish = FST_FINISH_LENGTH;
     while (p->n < max) {
-        float logits[VOCAB];
+        float logits[VOCAB], raw[VOCAB], lse;
         bool ban = p->n < p->o.min_new_tokens;
         struct sample_row row = {.params = &sp,
                                  .out_pos = (uint32_t)p->n,
                                  .banned = ends,
                                  .n_banned = ban ? 1 + (int)p->o.n_stop_ids : 0};
-        hash_logits(h, logits);
+        hash_logits(h, raw);
+        memcpy(logits, raw, sizeof raw);
+        assert_int_equal(sample_rows(&smp, logits, &row, 1), FST_OK);
+        lse = smp.lse[0];
+        memcpy(logits, raw, sizeof raw);
+        adjust(p, logits);
         assert_int_equal(sample_rows(&smp, logits, &row, 1), FST_OK);
         p->ids[p->n] = row.id;
-        p->logprobs[p->n++] = row.logprob;
+        p->logprobs[p->n++] = raw[row.id] - lse;
         h = mix(h, (uint64_t)row.id);
         if (row.id == EOS && !p->o.ignore_eos)
             p->finish = FST_FINISH_STOP;
@@ -402,6 +431,17 @@ static void make_plan(struct plan *p, struct test_rng *r, int64_t context)
     p->o.sampling.has_seed = true;
     p->o.sampling.seed = test_next(r);
     p->o.sampling.choice = (uint32_t)test_below(r, 3);
+    if (test_below(r, 3) == 0) {
+        p->o.sampling.presence_penalty = (float)test_below(r, 5) * 0.5f - 1;
+        p->o.sampling.frequency_penalty = (float)test_below(r, 5) * 0.5f - 1;
+        p->o.sampling.repetition_penalty = 0.5f + (float)test_below(r, 4) * 0.5f;
+    }
+    if (test_below(r, 4) == 0) {
+        p->bias[0] = (struct fst_logit_bias){test_below(r, VOCAB / 2), 3};
+        p->bias[1] = (struct fst_logit_bias){VOCAB / 2 + test_below(r, VOCAB / 2), -100};
+        p->o.logit_bias = p->bias;
+        p->o.n_logit_bias = 2;
+    }
     p->o.logprobs = true;
     p->o.no_drafting = test_below(r, 5) == 0;
     p->stop_ids[0] = test_below(r, VOCAB);
@@ -763,6 +803,7 @@ static void test_no_allocation(void **state)
     (void)state;
     for (int i = 0; i < 4; i++) {
         make_plan(&p[i], &r, 1024);
+        p[i].o.sampling.repetition_penalty = i % 2 ? 1.5f : 1;
         assert_int_equal(fst_request_submit(e, &p[i].o, &req[i]), FST_OK);
     }
     before = mem_count();

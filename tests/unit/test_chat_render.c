@@ -252,8 +252,10 @@ static void tools(void **state)
            CHAT_START_CONTENT);
     server(CHAT(USER("q"), TOOL_F OFF ",\"tool_choice\":\"none\""), BOS U "q" A "</think>",
            CHAT_START_CONTENT);
-    server(CHAT(USER("q"), TOOL_F ",\"tool_choice\":\"required\""),
-           BOS TOOL_TEXT U "q" A "<think></think>\n\n" PROTOCOL_CALLS_OPEN, CHAT_START_BLOCK);
+    server(CHAT(USER("q"), TOOL_F ",\"tool_choice\":\"required\""), BOS TOOL_TEXT U "q" A "<think>",
+           CHAT_START_REASONING);
+    server(CHAT(USER("q"), TOOL_F OFF ",\"tool_choice\":\"required\""),
+           BOS TOOL_TEXT U "q" A "</think>\n\n" PROTOCOL_CALLS_OPEN, CHAT_START_BLOCK);
     server(CHAT(USER("q"), TOOL_F OFF ",\"tool_choice\":{\"type\":\"function\",\"function\":"
                                       "{\"name\":\"f\"}}"),
            BOS TOOL_TEXT U "q" A "</think>\n\n" PROTOCOL_CALLS_OPEN PROTOCOL_OPEN

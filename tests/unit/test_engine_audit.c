@@ -24,8 +24,17 @@ static fst_engine *open_audited(struct fst_engine_opts o)
     return engine_of_test(o, model_dir, 4096, 4);
 }
 
+static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_finish ends)
+{
+    (void)ud;
+    (void)id;
+    (void)ends;
+    return (struct fst_verdict){.force = n % 5 == 4 ? 700 : -1};
+}
+
 static fst_request *submit(fst_engine *e, int i, int64_t max_new)
 {
+    static const struct fst_logit_bias bias[] = {{3, 2.5f}, {700, -100}, {701, 5}};
     static int32_t prompt[300];
     struct test_rng rng = {.s = (uint64_t)i};
     struct fst_request_opts o;
@@ -44,6 +53,15 @@ static fst_request *submit(fst_engine *e, int i, int64_t max_new)
     o.sampling.top_p = i % 4 == 1 ? 0.8f : 1.0f;
     o.sampling.has_seed = true;
     o.sampling.seed = (uint64_t)i + ((uint64_t)7 << 60);
+    if (i % 4 >= 2) {
+        o.sampling.presence_penalty = 0.75f;
+        o.sampling.frequency_penalty = 0.25f;
+        o.sampling.repetition_penalty = 1.5f;
+        o.logit_bias = bias;
+        o.n_logit_bias = FST_COUNT(bias);
+    }
+    if (i % 4 == 3) /* what it does not draw is not compared; all else is */
+        o.on_token = on_token;
     if (fst_request_submit(e, &o, &r) < 0)
         fail_msg("%s", fst_error_text());
     return r;
@@ -377,7 +395,7 @@ static void test_bad_records(void **state)
     }
     static const char *const swap[][3] = {
         {"\"redacted\":false", "\"redacted\":true ", "redacted record"},
-        {"\"record\":1", "\"record\":7", "version 7"},
+        {"\"record\":2", "\"record\":7", "version 7"},
         {"\"weights\":\"", "\"weights\":\"f", "weights"},
         {"\"n_prompt\":", "\"n_prompt\":-", "line 2: n_prompt"},
         {"\"spans\":[", "\"spams\":[", "spans: expected an array"},

@@ -102,6 +102,26 @@ static void forks(void **state)
     matcher_free(b);
 }
 
+/* A fork's own memory outlives its place, and may stand there again. */
+static void forks_in_two_steps(void **state)
+{
+    struct matcher *m = start(person, NULL), *a;
+
+    (void)state;
+    assert_int_equal(matcher_new_detached(&a, m), FST_OK);
+    matcher_detach(a);
+    take(m, "{\"name\":\"");
+    for (int i = 0; i < 2; i++) {
+        matcher_attach(a, m);
+        assert_int_equal(matcher_undoable(a), 0);
+        take(a, "x\",\"tags\":[\"red\"],\"ok\":true}");
+        assert_true(matcher_is_accepting(a));
+        matcher_detach(a);
+    }
+    matcher_free(m);
+    matcher_free(a);
+}
+
 /* No added token is legal anywhere but EOS at the end, whatever its text. */
 static void special_tokens(void **state)
 {
@@ -319,11 +339,11 @@ static void ambiguous(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(back_and_forth), cmocka_unit_test(forks),
-        cmocka_unit_test(special_tokens), cmocka_unit_test(draft_block),
-        cmocka_unit_test(least_tokens),   cmocka_unit_test(forced_bytes),
-        cmocka_unit_test(memory),         cmocka_unit_test(collections),
-        cmocka_unit_test(ambiguous)};
+        cmocka_unit_test(back_and_forth),     cmocka_unit_test(forks),
+        cmocka_unit_test(forks_in_two_steps), cmocka_unit_test(special_tokens),
+        cmocka_unit_test(draft_block),        cmocka_unit_test(least_tokens),
+        cmocka_unit_test(forced_bytes),       cmocka_unit_test(memory),
+        cmocka_unit_test(collections),        cmocka_unit_test(ambiguous)};
     int rc;
 
     if (!grammar_test_open(&tok, &vocab))

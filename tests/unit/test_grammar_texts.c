@@ -271,14 +271,57 @@ static void calls_from_inside(void **state)
         CALL("weather", "") PROTOCOL_CALLS_CLOSE, NULL};
     static const char *const any_no[] = {CALL("weather", JSON("x", "y")) PROTOCOL_CALLS_CLOSE,
                                          NULL};
-    struct grammar_tools_opts named = {GRAMMAR_TOOLS_INVOKE, true},
-                              block = {GRAMMAR_TOOLS_BLOCK, true},
-                              any = {GRAMMAR_TOOLS_BLOCK, false};
+    struct grammar_tools_opts named = {.start = GRAMMAR_TOOLS_INVOKE, .one_call = true},
+                              block = {.start = GRAMMAR_TOOLS_BLOCK, .one_call = true},
+                              any = {.start = GRAMMAR_TOOLS_BLOCK};
 
     (void)state;
     check_tools(tools(&named, false), yes, no);
     check_tools(tools(&block, false), block_yes, block_no);
     check_tools(tools(&any, true), any_yes, any_no);
+}
+
+/* An answer of a schema may stand instead of calls. */
+static void calls_or_an_answer(void **state)
+{
+    static const char schema[] = "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":"
+                                 "\"integer\"}},\"required\":[\"a\"],\"additionalProperties\":"
+                                 "false}";
+    static const char *const yes[] = {CALLS(CALL("ping", "")), "{\"a\": 1}", NULL};
+    static const char *const no[] = {"", "{}", "\n\n{\"a\": 1}",
+                                     "{\"a\": 1}" CALLS(CALL("ping", "")), NULL};
+    struct grammar_tools_opts o = {0};
+    struct json_doc *d;
+
+    (void)state;
+    assert_int_equal(json_parse(&d, schema, sizeof schema - 1), FST_OK);
+    o.answer = json_root(d);
+    check_tools(tools(&o, false), yes, no);
+    json_free(d);
+}
+
+/* What cannot be kept is left out of the schemas that say so, and refused in the others. */
+static void lenient_tools(void **state)
+{
+    static const char open[] = "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\","
+                               "\"uniqueItems\":true}}}";
+    static const char *const yes[] = {CALLS(CALL("f", JSON("a", "[1, 1]"))), NULL};
+    static const char *const no[] = {CALLS(CALL("f", JSON("a", "1"))), NULL};
+    const struct grammar_tools_opts o = {0};
+    struct grammar_tool t[2] = {{.name = "f", .lenient = true}, {.name = "g"}};
+    struct json_doc *d;
+    struct grammar *g;
+
+    (void)state;
+    assert_int_equal(json_parse(&d, open, sizeof open - 1), FST_OK);
+    t[0].parameters = t[1].parameters = json_root(d);
+    assert_int_equal(grammar_from_tools(&g, t, 2, &grammar_test_format, &o, NULL),
+                     FST_EUNSUPPORTED);
+    assert_non_null(strstr(fst_error_text(), "tool g: "));
+    assert_int_equal(grammar_from_tools(&g, t, 1, &grammar_test_format, &o, NULL), FST_OK);
+    assert_non_null(strstr(grammar_left_out(g), "uniqueItems"));
+    check_tools(g, yes, no);
+    json_free(d);
 }
 
 /* Tags are made of the marker's own token alone; its text spelled otherwise makes none and closes none. */
@@ -323,6 +366,8 @@ int main(void)
                                        cmocka_unit_test(refusals),
                                        cmocka_unit_test(calls),
                                        cmocka_unit_test(calls_from_inside),
+                                       cmocka_unit_test(calls_or_an_answer),
+                                       cmocka_unit_test(lenient_tools),
                                        cmocka_unit_test(marker)};
     int rc;
 

@@ -322,6 +322,38 @@ static void test_far_logits(void **state)
             assert_int_equal(top[1][i][k1].id, top[0][i][k1].id);
             assert_float_equal(top[1][i][k1].logprob, top[0][i][k1].logprob, 1e-5);
         }
+    /* A row that is changed first: the alternatives and the log-probability are of the raw one. */
+    for (int side = 0; side < 2; side++) {
+        struct sampler *s = side ? &far : &near;
+        float *raw = side ? there : l, *copy;
+        struct sample_row *x = &row[side][3];
+        *x = (struct sample_row){
+            .params = &nucleus, .out_pos = 9, .n_top = TOPS, .top = top[side][3], .later = true};
+        assert_int_equal(sample_rows(s, raw, x, 1), FST_OK);
+        float was = x->logprob;
+        int32_t id = x->id;
+        assert_int_equal(sample_copy(s, raw, &copy), FST_OK);
+        copy[id] = -INFINITY;
+        copy[50] += 9;
+        x->banned = banned;
+        x->n_banned = 2;
+        assert_int_equal(sample_later(s, raw, copy, x, 0), FST_OK);
+        assert_int_not_equal(x->id, id);
+        assert_int_equal(sample_take(s, raw, id, x, 0), FST_OK);
+        assert_float_equal(x->logprob, was, 0);
+        assert_int_equal(sample_copy(s, raw, &copy), FST_OK);
+        for (int v = 0; v < V; v++)
+            copy[v] = v == 7 || v == 8 ? copy[v] : -INFINITY; /* both are banned */
+        assert_int_equal(sample_later(s, raw, copy, x, 0), FST_OK);
+        assert_int_equal(x->id, SAMPLE_NONE);
+        assert_int_equal(sample_copy(s, raw, &copy), FST_OK);
+        copy[50] += 9;
+        assert_int_equal(sample_later(s, raw, copy, x, 0), FST_OK);
+    }
+    assert_int_equal(row[1][3].id, row[0][3].id);
+    assert_float_equal(row[1][3].logprob, row[0][3].logprob, 1e-5);
+    for (int k1 = 0; k1 < TOPS; k1++)
+        assert_int_equal(top[1][3][k1].id, top[0][3][k1].id);
     /* Logits that are still being made: whoever asks for a row gets it when it is there. */
     float *seen;
     assert_int_equal(stream_copy(&far_stream, there, l + V, V * sizeof *l), FST_OK);
