@@ -7,7 +7,6 @@
 #include "chat/stream.h"
 
 #include "base/utf8.h"
-#include "chat/extract.h"
 #include "chat/protocol.h"
 #include "chat/stops.h"
 
@@ -22,7 +21,6 @@ struct chat_stream {
     struct buf text; /* of the id being fed */
     struct stops stops;
     struct buf held; /* content that may begin a stop string */
-    struct extract extract;
     uint64_t fed;    /* bytes of text so far */
     uint64_t n_fed;  /* ids so far */
     struct buf ends; /* uint64_t: fed after each id from first_end on */
@@ -85,9 +83,8 @@ static uint64_t ids_until(const struct chat_stream *s, uint64_t at)
     return s->n_fed;
 }
 
-static void on_content(void *ud, const char *text, size_t len, uint64_t at)
+static void on_content(struct chat_stream *s, const char *text, size_t len, uint64_t at)
 {
-    struct chat_stream *s = ud;
     size_t used, hold;
     int index;
 
@@ -141,10 +138,7 @@ static void on_event(void *ud, const struct chat_event *e)
     case CHAT_EVENT_CONTENT:
         if (e->raw)
             break;
-        if (s->o.json_only)
-            extract_feed(&s->extract, e->text, e->len, e->at, on_content, s);
-        else
-            on_content(s, e->text, e->len, e->at);
+        on_content(s, e->text, e->len, e->at);
         return;
     case CHAT_EVENT_REASONING:
         if (s->o.parser.keep_think)
@@ -153,11 +147,8 @@ static void on_event(void *ud, const struct chat_event *e)
     default:
         break;
     }
-    if (e->type == CHAT_EVENT_CALL_BEGIN || e->raw) {
-        if (s->o.json_only)
-            extract_end(&s->extract, on_content, s);
+    if (e->type == CHAT_EVENT_CALL_BEGIN || e->raw)
         flush_held(s);
-    }
     s->event(s->ud, &copy);
 }
 
@@ -211,7 +202,6 @@ void chat_stream_free(struct chat_stream *s)
         return;
     chat_parser_free(s->parser);
     stops_release(&s->stops);
-    extract_release(&s->extract);
     buf_release(&s->text);
     buf_release(&s->held);
     buf_release(&s->ends);
@@ -220,7 +210,7 @@ void chat_stream_free(struct chat_stream *s)
 
 static bool failed(const struct chat_stream *s)
 {
-    return s->text.failed || s->held.failed || s->ends.failed || s->extract.skipped.failed;
+    return s->text.failed || s->held.failed || s->ends.failed;
 }
 
 /* Whole code points onwards. */
@@ -289,8 +279,6 @@ enum fst_status chat_stream_finish(struct chat_stream *s, enum chat_end end)
         s->result.finish = end == CHAT_END_LENGTH  ? CHAT_FINISH_LENGTH
                            : end == CHAT_END_ABORT ? CHAT_FINISH_ABORT
                                                    : CHAT_FINISH_STOP;
-    if (s->result.stop_index < 0 && s->o.json_only)
-        extract_end(&s->extract, on_content, s);
     if (s->result.stop_index < 0)
         flush_held(s);
     else

@@ -26,7 +26,6 @@ struct chat_stream_opts {
     size_t n_stops;
     bool no_stop_trim; /* the matched stop string stays in the text */
     bool skip_special; /* skip_special_tokens */
-    bool json_only;    /* CHAT, JSON mode without a grammar: content is cut to the JSON in it */
 };
 /* Parser options as the request and its prompt say; the caller adds event, ud and call_id. */
 void chat_stream_opts_init(struct chat_stream_opts *o, const struct tokenizer *t,

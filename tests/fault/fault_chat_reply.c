@@ -214,11 +214,8 @@ static void stream(void **state)
     json_free(d);
     assert_int_equal(tokenizer_encode_text(tok, text, sizeof text - 1, true, &ids), FST_OK);
     do {
-        struct chat_stream_opts o = {.kind = CHAT_STREAM_CHAT,
-                                     .tokenizer = tok,
-                                     .stops = stops,
-                                     .n_stops = 2,
-                                     .json_only = true};
+        struct chat_stream_opts o = {
+            .kind = CHAT_STREAM_CHAT, .tokenizer = tok, .stops = stops, .n_stops = 2};
         struct chat_stream *s;
         struct reply reply;
         uint64_t before;

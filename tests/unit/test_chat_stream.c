@@ -259,28 +259,6 @@ static void special_tokens(void **state)
     want(&x, "a" PROTOCOL_EOS, CHAT_FINISH_STOP);
 }
 
-static void json_only(void **state)
-{
-    static const char *const rows[][2] = {
-        {"Here you are:\n```json\n{\"a\": [1]}\n```\nBye.", "{\"a\": [1]}"},
-        {"```\n[1,\n\n2]\n```", "[1,\n\n2]"},
-        {"Sure! {\"a\":1}", "{\"a\":1}"},
-        {"```json\n{\"a\":\"\n``x\n`\"}\n\n```", "{\"a\":\"\n``x\n`\"}\n"},
-        {"no JSON at all", "no JSON at all"},
-        {"```json\n{\"a\":1}\n``", "{\"a\":1}\n``"},
-    };
-    struct run x;
-
-    (void)state;
-    init(&x, CHAT_STREAM_CHAT);
-    x.o.json_only = true;
-    for (size_t i = 0; i < FST_COUNT(rows); i++)
-        for (int bytes = 0; bytes < 2; bytes++) {
-            feed(&x, rows[i][0], bytes, true, CHAT_END_STOP);
-            want(&x, rows[i][1], CHAT_FINISH_STOP);
-        }
-}
-
 static void from_a_request(void **state)
 {
     static const char body[] =
@@ -330,11 +308,15 @@ static void empty_stop_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain_ends),           cmocka_unit_test(text_after_calls_ends_the_reply),
-        cmocka_unit_test(reasoning_is_counted), cmocka_unit_test(stop_strings),
-        cmocka_unit_test(stop_strings_in_chat), cmocka_unit_test(code_points_stay_whole),
-        cmocka_unit_test(special_tokens),       cmocka_unit_test(json_only),
-        cmocka_unit_test(from_a_request),       cmocka_unit_test(empty_stop_is_refused),
+        cmocka_unit_test(plain_ends),
+        cmocka_unit_test(text_after_calls_ends_the_reply),
+        cmocka_unit_test(reasoning_is_counted),
+        cmocka_unit_test(stop_strings),
+        cmocka_unit_test(stop_strings_in_chat),
+        cmocka_unit_test(code_points_stay_whole),
+        cmocka_unit_test(special_tokens),
+        cmocka_unit_test(from_a_request),
+        cmocka_unit_test(empty_stop_is_refused),
     };
     int rc;
 
