@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -287,6 +288,27 @@ class Flags(unittest.TestCase):
         s = Server(fake=False, flags=["--constrained-json-whitespace-pattern", "x+"], wait=False)
         self.assertEqual(s.proc.wait(60), 2)
         self.assertIn("--constrained-json-whitespace-pattern x+: known are", s.output())
+
+    def test_audit(self):
+        """What is computed again is masked again."""
+        s = Server(fake=False, flags=["--context-length", "1024", "--max-running-requests", "2", "--audit-share", "1",
+                                      "--audit-time", "1"])
+        try:
+            for i in range(8):
+                r = s.post("/v1/chat/completions", {
+                    "messages": [{"role": "user", "content": "Paris 3 true"}], "think": i % 2 == 0, "seed": i, "top_p": 1 - i % 3 / 9,
+                    "temperature": 1.0, "max_tokens": 200, "response_format": format_of(SCHEMAS[i % 4])}).json()
+                self.assertEqual(r["choices"][0]["finish_reason"], "stop")
+            end = time.time() + 60
+            done = {}
+            while done.get("equal", 0) < 8 and time.time() < end:
+                done = {k: float(v) for k, v in re.findall(r'^sglang:audit_requests_total\{.*result="(\w+)"\} (\S+)$',
+                                                           s.get("/metrics").text, re.M)}
+                self.assertEqual(done["mismatch"], 0, s.output()[-2000:])
+                time.sleep(0.2)
+            self.assertGreaterEqual(done["equal"], 6, done)
+        finally:
+            s.stop()
 
     def test_tool_grammar(self):
         """off: no mask for tools that are not strict; strict: schemas of all."""
