@@ -303,8 +303,11 @@ static enum fst_status make(struct grammars *g, struct grammar_ask *a, struct ke
 
     if (rc < 0)
         return rc;
-    if (grammar_left_out(compiled)[0])
-        log_info("grammar", "field=%s left_out=\"%s\"", a->param, grammar_left_out(compiled));
+    const char *out = grammar_left_out(compiled);
+    char v[1024]; /* it holds names that the client chose */
+    if (out[0])
+        log_debug("grammar", "field=%s left_out=%s", a->param,
+                  log_value(v, sizeof v, out, strlen(out)));
     rc = fst_grammar_new(&k->grammar, compiled, g->vocab);
     grammar_unref(compiled);
     FST_TRY(rc);
