@@ -132,7 +132,7 @@ static enum fst_status draw_row(fst_engine *e, struct block *b, int i, bool *sta
         /* Behind a cap the target draws by itself. */
         FST_TRY(sample_take(&e->sampler, raw, reject_row(e, r, target, i), s, b->first + i));
     }
-    *stands = i < b->n_draft && s->id == draft;
+    *stands = i < b->n_draft && spec_accept(&draft, &s->id, 1) == 1;
     debug_accept(e, draft, s, i, b->n_draft, stands);
     return FST_OK;
 }
@@ -213,7 +213,7 @@ static enum fst_status give_out(fst_engine *e, struct block *b)
     /* What would have stood behind a cap, for the statistics: only where rows were drawn at once. */
     for (int i = b->n_emit; stands && !r->rules.now && !reject_applies(e, r) && i < b->n_draft;
          i++) {
-        stands = e->sample[b->first + i].id == r->ids[r->n_known + i - b->n_emit];
+        stands = spec_accept(r->ids + r->n_known + i - b->n_emit, &e->sample[b->first + i].id, 1);
         b->right += stands;
     }
     return FST_OK;
