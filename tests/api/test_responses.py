@@ -18,6 +18,7 @@ PATCH_TEXT = "*** Begin Patch\n+a \"b\" \\ 2>&1\t☃\n*** End Patch\n"
 PATCH_CALL = ("\n\n<%stool_calls>\n<%sinvoke name=\"apply_patch\">\n<%sparameter name=\"input\" string=\"true\">%s"
               "</%sparameter>\n</%sinvoke>\n</%stool_calls>" % (M, M, M, PATCH_TEXT, M, M, M))
 SUMMARY = {"reasoning": {"summary": "auto"}}
+SLOW = {"token_ms": 2}  # so that each token comes by itself
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -141,7 +142,7 @@ class Responses(unittest.TestCase):
     # ---- answers
 
     def test_message(self):
-        a, evs = self.both("Let me see.</think>Hello.", metadata={"k": "v"}, instructions="Be brief.")
+        a, evs = self.both("Let me see.</think>Hello.", SLOW, metadata={"k": "v"}, instructions="Be brief.")
         self.assertEqual((a["object"], a["status"], a["model"]), ("response", "completed", "test"))
         self.assertTrue(a["id"].startswith("resp_"))
         self.assertEqual((a["error"], a["incomplete_details"]), (None, None))
@@ -205,12 +206,12 @@ class Responses(unittest.TestCase):
     def test_long_arguments_come_as_they_are_made(self):
         body = "line of text \\ \"q\" </parameter> ☃\n" * 60
         text = "x</think>" + CALL.replace("Rome", body)
-        a, evs = self.both(text, tools=[TOOL])
+        a, evs = self.both(text, SLOW, tools=[TOOL])
         self.assertEqual(json.loads(a["output"][0]["arguments"])["city"], body)
         self.assertGreater([e[1] for e in evs].count("response.function_call_arguments.delta"), 50)
 
     def test_custom_tool(self):
-        a, evs = self.both("x</think>" + PATCH_CALL, tools=[PATCH])
+        a, evs = self.both("x</think>" + PATCH_CALL, SLOW, tools=[PATCH])
         (c,) = a["output"]
         self.assertEqual((c["type"], c["name"], c["input"]), ("custom_tool_call", "apply_patch", PATCH_TEXT))
         types = [e[1] for e in evs]
