@@ -15,8 +15,8 @@ static enum fst_status enqueue_mtp(struct model *m, void *ud)
     struct v4_work *b = &m->work;
     int64_t n = rows->n_rows, dim = m->c->hidden_size;
     FST_TRY(v4_send_rows(m, rows->n_rows));
-    FST_TRY(stream_copy(m->stream, b->draft_x, b->x, (size_t)(n * KERN_HC * dim) * sizeof(float)));
-    struct mtp_in_args in = {.x = b->draft_x,
+    struct mtp_in_args in = {.src = b->x,
+                             .x = b->draft_x,
                              .table = &m->w->embed,
                              .e_proj = &w->e_proj,
                              .h_proj = &w->h_proj,
