@@ -16,7 +16,7 @@ struct draft_seams draft_seams;
 /* Positions from which on held rows are still there, and fit into the drafter's rings. */
 static int64_t held_from(const fst_engine *e, const fst_request *r)
 {
-    int64_t n = FST_MIN(model_held_rows(e->model), e->kv.ring);
+    int64_t n = FST_MIN(model_held_rows(e->model, &e->kv), e->kv.ring);
     return FST_MAX(r->n_injected, r->n_committed - n);
 }
 
@@ -55,7 +55,7 @@ bool draft_settle(fst_engine *e, fst_request *r)
     if (r->n_injected < r->n_committed) {
         if (d->mode == DRAFT_AUTO && !d->pays)
             return false;
-        d->held[0] = (struct model_held){r->slot, held_from(e, r), r->n_committed};
+        d->held[0] = (struct model_held){r->slot, held_from(e, r), r->n_committed, NULL};
         if (inject_held(e, 1) < 0) { /* the next step will find the same fault */
             log_warn("draft", "a snapshot is without its drafter: %s", fst_error_text());
             return false;
@@ -250,7 +250,7 @@ static enum fst_status take_up(fst_engine *e)
         fst_request *r = e->running[i];
         if (!r->n_draft || r->n_injected == r->n_committed)
             continue;
-        e->dr.held[n++] = (struct model_held){r->slot, held_from(e, r), r->n_committed};
+        e->dr.held[n++] = (struct model_held){r->slot, held_from(e, r), r->n_committed, NULL};
         r->n_injected = r->n_committed;
     }
     return n ? inject_held(e, n) : FST_OK;
@@ -418,7 +418,7 @@ void draft_rows(fst_engine *e, fst_request *r, int first, int n, bool prefill)
     bool now = r->n_injected == r->n_committed - n && hot(e, r, prefill);
     int *count = now ? &e->n_inject : &e->n_hold;
     int32_t *row = now ? e->inject_row : e->hold_row;
-    int most = (int)FST_MIN((int64_t)model_held_rows(e->model), (int64_t)e->kv.ring);
+    int most = (int)FST_MIN((int64_t)model_held_rows(e->model, &e->kv), (int64_t)e->kv.ring);
 
     for (int i = FST_MAX(0, n - most); i < n; i++)
         row[(*count)++] = first + i;
@@ -432,7 +432,7 @@ enum fst_status draft_end_step(fst_engine *e, const struct rows *rows)
 
     e->injecting = e->n_inject > 0;
     if (e->n_hold > 0)
-        FST_TRY(model_hold(e->model, rows, e->hold_row, e->n_hold));
+        FST_TRY(model_hold(e->model, &e->kv, rows, e->hold_row, e->n_hold));
     e->stats.held_rows += (uint64_t)e->n_hold;
     if (e->n_inject > 0) {
         FST_TRY(model_inject(e->model, &e->kv, rows, e->inject_row, e->n_inject));

@@ -241,14 +241,17 @@ enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *
     return FST_OK;
 }
 
-int model_held_rows(const struct model *m)
+int model_held_rows(const struct model *m, const struct kv *kv)
 {
     (void)m;
+    (void)kv;
     return HELD;
 }
 
-enum fst_status model_hold(struct model *m, const struct rows *rows, const int32_t *row, int n)
+enum fst_status model_hold(struct model *m, struct kv *kv, const struct rows *rows,
+                           const int32_t *row, int n)
 {
+    (void)kv;
     for (int i = 0; i < n; i++) {
         int t = row[i], s = rows->slot[t], p = rows->pos[t];
         FST_ASSERT(i == 0 || row[i] > row[i - 1]);
