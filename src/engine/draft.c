@@ -44,6 +44,7 @@ enum fst_status draft_catch_up(fst_engine *e, int n)
     struct drafter *d = &e->dr;
     int64_t t = engine_now_ns();
     int n_held = 0, rows = 0;
+    d->caught_up = 0;
     for (int i = 0; i < n; i++) {
         fst_request *r = d->who[i];
         int64_t from = held_from(e, r), to = inject_to(e, r);
@@ -57,6 +58,7 @@ enum fst_status draft_catch_up(fst_engine *e, int n)
     }
     if (n_held == 0)
         return FST_OK;
+    d->caught_up = rows;
     FST_TRY(model_inject_held(e->model, &e->kv, d->held, n_held));
     t = engine_now_ns() - t;
     e->step_draft_ns += t;
@@ -392,8 +394,11 @@ enum fst_status draft_run(fst_engine *e)
     e->stats.draft_steps++;
     e->stats.spec_drafted += (uint64_t)b->n * (uint64_t)b->gamma;
     e->step_draft_ns += t;
+    double s = (double)t * 1e-9;
+    if (e->device) /* it has waited for those too */
+        s -= spec_cost_inject(&e->dr.cost, e->dr.caught_up);
     if (e->dr.mode == DRAFT_AUTO || !e->dr.cost.ready)
-        spec_cost_saw_draft(&e->dr.cost, b->n, b->gamma, (double)t * 1e-9);
+        spec_cost_saw_draft(&e->dr.cost, b->n, b->gamma, s);
     set_lengths(e);
     return FST_OK;
 }

@@ -57,6 +57,7 @@ struct drafter {
     int block; /* drafts of each who drafts */
     struct spec_load load;
     double resume_s; /* what taking up drafting costs in it */
+    int caught_up;   /* held rows that went into windows before its drafts */
     /* of the steps before */
     bool pays;         /* drafting was chosen */
     double credit_s;   /* time that may be spent on finding out */
