@@ -48,6 +48,17 @@ static inline struct hashweights_spec rig_small(enum hashweights_format format)
     return s;
 }
 
+/* The same target with an MTP block. */
+static inline struct hashweights_spec rig_small_mtp(enum hashweights_format format)
+{
+    struct hashweights_spec s = rig_small(format);
+    s.draft = INVENTORY_MTP;
+    s.config.has_dspark = false;
+    s.config.has_mtp = true;
+    s.config.n_stages = s.config.gamma = s.config.markov_rank = s.config.noise_id = 0;
+    return s;
+}
+
 /* ---------------------------------------------------------------- the rig */
 
 struct rig_opts {

@@ -10,12 +10,8 @@ static struct weights *t1, *real;
 /* T1 in fp32; the kernels' own shapes with FP4 experts and fp8 rows. */
 static int setup(void **state)
 {
-    struct hashweights_spec a = hashweights_t1(), b = rig_small(HASHWEIGHTS_FP4);
+    struct hashweights_spec a = hashweights_t1(), b = rig_small_mtp(HASHWEIGHTS_FP4);
     (void)state;
-    b.draft = INVENTORY_MTP;
-    b.config.has_dspark = false;
-    b.config.has_mtp = true;
-    b.config.n_stages = b.config.gamma = b.config.markov_rank = b.config.noise_id = 0;
     t1 = rig_weights(&a);
     real = rig_weights(&b);
     return 0;
