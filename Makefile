@@ -62,7 +62,7 @@ hip-gfx950: # the same by hipcc 7 for gfx942 and gfx950, in a root of Debian's n
 gpu-bundle: gpu # program, module and tests in build/gpu-bundle, for a machine that has nothing but a card
 	@scripts/setup test
 	@$(call BUILD,release) checkkern gpu_same gpu_graphs prop_engine_text_parity prop_engine_text_prefix \
-		prop_engine_text_tiers
+		prop_engine_text_tiers prop_engine_text_mtp
 	@scripts/gpu-bundle build build/gpu-bundle
 
 test-gpu: # the tests that need a card, from build/gpu-bundle (make gpu-bundle makes it)

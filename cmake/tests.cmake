@@ -14,6 +14,17 @@ add_library(fst_goldenkit STATIC ${CMAKE_SOURCE_DIR}/tests/golden/hashweights.c
   ${CMAKE_SOURCE_DIR}/tests/golden/golden.c)
 target_link_libraries(fst_goldenkit PUBLIC fst_weights)
 target_include_directories(fst_goldenkit PUBLIC ${CMAKE_SOURCE_DIR}/tests)
+# kindling with an MTP block.  Its place does not depend on the build folder: tests run from the root.
+set(FST_MTP_UNTRAINED --untrained)
+if(EXISTS ${CMAKE_SOURCE_DIR}/models/kindling-mtp)
+  set(FST_MTP_UNTRAINED "")
+endif()
+file(GLOB mtp_parts CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/models/kindling*/*.safetensors)
+add_custom_command(OUTPUT ${CMAKE_SOURCE_DIR}/build/kindling-mtp.made
+  COMMAND ${CMAKE_SOURCE_DIR}/scripts/kindling-mtp ${FST_MTP_UNTRAINED} ${CMAKE_SOURCE_DIR}/build/kindling-mtp
+  COMMAND ${CMAKE_COMMAND} -E touch ${CMAKE_SOURCE_DIR}/build/kindling-mtp.made
+  DEPENDS ${CMAKE_SOURCE_DIR}/scripts/kindling-mtp ${mtp_parts})
+add_custom_target(kindling-mtp ALL DEPENDS ${CMAKE_SOURCE_DIR}/build/kindling-mtp.made)
 foreach(kind unit prop fault sim golden)
   file(GLOB files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${kind}/*.c)
   foreach(f ${files})
@@ -28,6 +39,7 @@ foreach(kind unit prop fault sim golden)
       endif()
       if(prog MATCHES "_text_") # end to end from text: needs renderer and tokenizer too
         target_link_libraries(${prog} PRIVATE fst_chat)
+        add_dependencies(${prog} kindling-mtp)
       endif()
       if(prog MATCHES "pcre2" AND PCRE2_FOUND)
         target_link_libraries(${prog} PRIVATE PkgConfig::PCRE2)

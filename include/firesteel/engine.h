@@ -37,13 +37,15 @@ struct fst_spec_round {
 
 /* Zero or NULL means the default given. */
 struct fst_engine_opts {
-    const char *model_dir;      /* folder of a published checkpoint; required */
-    const char *device;         /* "cpu" */
-    const char *kernels;        /* "auto"; see kernels_select */
-    const char *kv_layout;      /* "unified-fp8"; "unified-bf16", "paged" */
-    const char *index_keys;     /* "fp4"; "fp8" */
-    const char *precision;      /* "native"; "reference" (fp32, nothing quantised but weights) */
-    const char *spec_algorithm; /* NULL: what the checkpoint bundles; "dspark", "none" (any case) */
+    const char *model_dir;  /* folder of a published checkpoint; required */
+    const char *device;     /* "cpu" */
+    const char *kernels;    /* "auto"; see kernels_select */
+    const char *kv_layout;  /* "unified-fp8"; "unified-bf16", "paged" */
+    const char *index_keys; /* "fp4"; "fp8" */
+    const char *precision;  /* "native"; "reference" (fp32, nothing quantised but weights) */
+    const char
+        *spec_algorithm; /* NULL: what the checkpoint bundles; "dspark", "mtp" or "eagle", "none"
+                                   (any case) */
     /* "auto": who drafts, how long and what of it is verified follows from what it is expected to bring and
      * what it costs here; "static": all that is drafted is verified; "compact": of full blocks what the
      * confidences say pays; "cap": as compact, but everything is computed (to judge the choice).  Results
@@ -52,7 +54,8 @@ struct fst_engine_opts {
     const char *
         spec_accept; /* "coupled"; "rejection": classic rejection sampling above temperature 0 (outside
                                 of the promise above: the distribution is the same, the draws are not) */
-    int spec_block_size; /* draft tokens per round; 0: the checkpoint's; larger is refused */
+    int spec_block_size; /* DSpark: draft tokens per round; 0: the checkpoint's; larger is refused */
+    int spec_num_steps;  /* MTP: the same; 0: 3, which is the most */
     bool measure_cost;   /* of steps and drafts when the engine opens, 2 s at most; false: learn it
                                        from the first rounds */
     const char

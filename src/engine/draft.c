@@ -16,7 +16,7 @@ struct draft_seams draft_seams;
 /* Positions from which on held rows are still there, and fit into the drafter's rings. */
 static int64_t held_from(const fst_engine *e, const fst_request *r)
 {
-    int64_t n = FST_MIN(model_held_rows(e->model), e->kv.ring);
+    int64_t n = FST_MIN(model_held_rows(e->model, &e->kv), e->kv.ring);
     return FST_MAX(r->n_injected, r->n_committed - n);
 }
 
@@ -26,24 +26,44 @@ static bool whole(const fst_engine *e, const fst_request *r)
     return r->window_from == 0 || r->n_committed - e->window >= r->window_from;
 }
 
-void draft_begin(fst_request *r, int64_t n, bool is_whole)
+void draft_begin(const fst_engine *e, fst_request *r, int64_t n, bool is_whole)
 {
-    r->n_injected = n;
+    r->n_injected = FST_MAX(n - e->dr.behind, 0);
     r->window_from = is_whole ? 0 : n;
+    r->aside = false;
 }
 
-static enum fst_status inject_held(fst_engine *e, int n)
+/* Positions whose rows the window could have by now. */
+static int64_t inject_to(const fst_engine *e, const fst_request *r)
 {
+    return r->n_committed - e->dr.behind;
+}
+
+enum fst_status draft_catch_up(fst_engine *e, int n)
+{
+    struct drafter *d = &e->dr;
     int64_t t = engine_now_ns();
-    uint64_t rows = 0;
-    for (int i = 0; i < n; i++)
-        rows += (uint64_t)(e->dr.held[i].to - e->dr.held[i].from);
-    e->stats.resumed_rows += rows;
-    FST_TRY(model_inject_held(e->model, &e->kv, e->dr.held, n));
+    int n_held = 0, rows = 0;
+    d->caught_up = 0;
+    for (int i = 0; i < n; i++) {
+        fst_request *r = d->who[i];
+        int64_t from = held_from(e, r), to = inject_to(e, r);
+        e->stats.resumed_rows += r->aside && from < to ? (uint64_t)(to - from) : 0;
+        r->aside = false;
+        if (from >= to)
+            continue;
+        rows += (int)(to - from);
+        d->held[n_held++] = (struct model_held){r->slot, from, to, r->ids + from + 1};
+        r->n_injected = to;
+    }
+    if (n_held == 0)
+        return FST_OK;
+    d->caught_up = rows;
+    FST_TRY(model_inject_held(e->model, &e->kv, d->held, n_held));
     t = engine_now_ns() - t;
     e->step_draft_ns += t;
-    if (!e->device && n)
-        spec_cost_saw_inject(&e->dr.cost, (int)rows, (double)t * 1e-9);
+    if (!e->device)
+        spec_cost_saw_inject(&d->cost, rows, (double)t * 1e-9);
     return FST_OK;
 }
 
@@ -52,15 +72,14 @@ bool draft_settle(fst_engine *e, fst_request *r)
     struct drafter *d = &e->dr;
     if (!e->drafting)
         return true;
-    if (r->n_injected < r->n_committed) {
+    if (r->n_injected < inject_to(e, r)) {
         if (d->mode == DRAFT_AUTO && !d->pays)
             return false;
-        d->held[0] = (struct model_held){r->slot, held_from(e, r), r->n_committed};
-        if (inject_held(e, 1) < 0) { /* the next step will find the same fault */
+        d->who[0] = r;
+        if (draft_catch_up(e, 1) < 0) { /* the next step will find the same fault */
             log_warn("draft", "a snapshot is without its drafter: %s", fst_error_text());
             return false;
         }
-        r->n_injected = r->n_committed;
     }
     return whole(e, r);
 }
@@ -89,7 +108,7 @@ static int prefill_rows(const fst_engine *e)
 
 static double resume_cost(const fst_engine *e, const fst_request *r)
 {
-    return spec_cost_inject(&e->dr.cost, (int)(r->n_committed - held_from(e, r)));
+    return spec_cost_inject(&e->dr.cost, (int)(inject_to(e, r) - held_from(e, r)));
 }
 
 /* Wishes of all that decode; what they expect; the load. */
@@ -112,7 +131,7 @@ static int list_wishes(fst_engine *e)
                           expect);
         *w =
             (struct spec_wish){.expect = expect, .n_max = r->n_draft, .positions = positions_of(r)};
-        if (r->n_injected < r->n_committed)
+        if (r->aside)
             w->resume_s = resume_cost(e, r) /
                           (double)FST_MAX(1, FST_MIN(left(r) / 2, (int64_t)RESUME_ROUNDS));
         d->who[n++] = r;
@@ -246,14 +265,10 @@ void draft_decide(fst_engine *e)
 static enum fst_status take_up(fst_engine *e)
 {
     int n = 0;
-    for (int i = 0; i < e->n_running; i++) {
-        fst_request *r = e->running[i];
-        if (!r->n_draft || r->n_injected == r->n_committed)
-            continue;
-        e->dr.held[n++] = (struct model_held){r->slot, held_from(e, r), r->n_committed};
-        r->n_injected = r->n_committed;
-    }
-    return n ? inject_held(e, n) : FST_OK;
+    for (int i = 0; i < e->n_running; i++)
+        if (e->running[i]->n_draft)
+            e->dr.who[n++] = e->running[i];
+    return draft_catch_up(e, n);
 }
 
 static void fill_batch(fst_engine *e)
@@ -276,6 +291,19 @@ static void fill_batch(fst_engine *e)
     }
 }
 
+/* What a block's drafts are worth; at: of the batch. */
+static void survival(const fst_engine *e, const fst_request *r, int at, double *survive)
+{
+    const struct drafter *d = &e->dr;
+
+    if (d->wants_conf)
+        spec_survival(d->has_sts ? &d->sts : NULL, e->draft_conf + (int64_t)at * e->draft.gamma,
+                      r->n_draft, survive);
+    else
+        spec_track_expect(&r->track, &d->band[spec_band_of(r->sampling.temperature)], r->n_draft,
+                          survive);
+}
+
 /* How much of each block is verified. */
 static void set_lengths(fst_engine *e)
 {
@@ -283,7 +311,7 @@ static void set_lengths(fst_engine *e)
     const struct draft_batch *b = &e->draft;
     int n = 0, n_seconds = 1;
 
-    if (d->mode == DRAFT_STATIC || !d->wants_conf)
+    if (d->mode == DRAFT_STATIC)
         return;
     d->load = (struct spec_load){.prefill_rows = prefill_rows(e)};
     for (int i = 0; i < e->n_running; i++) {
@@ -295,8 +323,7 @@ static void set_lengths(fst_engine *e)
         if (!r->n_draft)
             continue;
         double *survive = d->survive + (int64_t)n * FST_SPEC_MAX;
-        spec_survival(d->has_sts ? &d->sts : NULL, e->draft_conf + (int64_t)n * b->gamma,
-                      r->n_draft, survive);
+        survival(e, r, n, survive);
         d->ask[n++] = (struct spec_ask){.survive = survive, .n_max = r->n_draft, .n = r->n_draft};
         n_seconds += r->n_draft;
     }
@@ -348,6 +375,10 @@ enum fst_status draft_run(fst_engine *e)
         if (!r->n_draft)
             continue;
         r->drafted = true;
+        if (e->dr.behind) { /* the first step has left the last row, the others rows of theirs */
+            r->n_injected = r->n_committed;
+            r->n_written = FST_MAX(r->n_written, r->n_committed + b->gamma - 1);
+        }
         if (b->conf)
             memcpy(r->confidence, e->draft_conf + (int64_t)k * b->gamma,
                    (size_t)b->gamma * sizeof *r->confidence);
@@ -363,8 +394,11 @@ enum fst_status draft_run(fst_engine *e)
     e->stats.draft_steps++;
     e->stats.spec_drafted += (uint64_t)b->n * (uint64_t)b->gamma;
     e->step_draft_ns += t;
+    double s = (double)t * 1e-9;
+    if (e->device) /* it has waited for those too */
+        s -= spec_cost_inject(&e->dr.cost, e->dr.caught_up);
     if (e->dr.mode == DRAFT_AUTO || !e->dr.cost.ready)
-        spec_cost_saw_draft(&e->dr.cost, b->n, b->gamma, (double)t * 1e-9);
+        spec_cost_saw_draft(&e->dr.cost, b->n, b->gamma, s);
     set_lengths(e);
     return FST_OK;
 }
@@ -415,15 +449,19 @@ static bool hot(const fst_engine *e, const fst_request *r, bool prefill)
 
 void draft_rows(fst_engine *e, fst_request *r, int first, int n, bool prefill)
 {
-    bool now = r->n_injected == r->n_committed - n && hot(e, r, prefill);
+    bool drafts = hot(e, r, prefill), now = drafts && !e->dr.behind && !r->aside;
     int *count = now ? &e->n_inject : &e->n_hold;
     int32_t *row = now ? e->inject_row : e->hold_row;
-    int most = (int)FST_MIN((int64_t)model_held_rows(e->model), (int64_t)e->kv.ring);
+    int most = (int)FST_MIN((int64_t)model_held_rows(e->model, &e->kv), (int64_t)e->kv.ring);
 
     for (int i = FST_MAX(0, n - most); i < n; i++)
         row[(*count)++] = first + i;
     if (now)
         r->n_injected = r->n_committed;
+    if (!drafts || r->aside) {
+        e->stats.held_rows += (uint64_t)FST_MIN(n, most);
+        r->aside = true;
+    }
 }
 
 enum fst_status draft_end_step(fst_engine *e, const struct rows *rows)
@@ -432,8 +470,7 @@ enum fst_status draft_end_step(fst_engine *e, const struct rows *rows)
 
     e->injecting = e->n_inject > 0;
     if (e->n_hold > 0)
-        FST_TRY(model_hold(e->model, rows, e->hold_row, e->n_hold));
-    e->stats.held_rows += (uint64_t)e->n_hold;
+        FST_TRY(model_hold(e->model, &e->kv, rows, e->hold_row, e->n_hold));
     if (e->n_inject > 0) {
         FST_TRY(model_inject(e->model, &e->kv, rows, e->inject_row, e->n_inject));
         t = engine_now_ns() - t;

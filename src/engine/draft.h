@@ -10,7 +10,11 @@
  * A request that does not draft keeps its captured rows in the model's rings (model_hold); they are
  * injected when it drafts, or when a snapshot is taken that a drafting request shall go on from.  In auto,
  * as long as nobody's drafting pays, snapshots are taken without: who goes on from one drafts once he has
- * `window` positions of his own.
+ * `window` positions of his own.  With an MTP block (model.h) all rows are held, whoever drafts, and
+ * injected before the next draft but for the last, which is a draft's first step: its streams stay held.
+ *
+ * Without a confidence head, which an MTP block never has, the plan of lengths goes by what a request's own
+ * rounds and those of its temperature let expect.
  *
  * Nothing here changes a result: what is emitted are the target's own draws. */
 #ifndef FST_ENGINE_DRAFT_H
@@ -48,10 +52,12 @@ struct drafter {
     bool has_sts, wants_conf;
     struct spec_band band[FST_SPEC_BANDS];
     struct spec_window window;
+    int behind; /* 1: the window ends a position before what is committed (MTP); 0 */
     /* of the step */
     int block; /* drafts of each who drafts */
     struct spec_load load;
     double resume_s; /* what taking up drafting costs in it */
+    int caught_up;   /* held rows that went into windows before its drafts */
     /* of the steps before */
     bool pays;         /* drafting was chosen */
     double credit_s;   /* time that may be spent on finding out */
@@ -99,6 +105,8 @@ void draft_reset_stats(struct fst_engine *e);
 /* Before a snapshot: held rows into the window, if drafting is to go on from it.  False: the window is not whole. */
 bool draft_settle(struct fst_engine *e, struct fst_request *r);
 /* A request begins at position n: 0, or a snapshot's, which had the drafter's window or not. */
-void draft_begin(struct fst_request *r, int64_t n, bool whole);
+void draft_begin(const struct fst_engine *e, struct fst_request *r, int64_t n, bool whole);
+/* Held rows of the first n of dr.who into their windows. */
+enum fst_status draft_catch_up(struct fst_engine *e, int n);
 
 #endif

@@ -50,6 +50,20 @@ static void close_slots(struct probe *p)
         kv_slot_close(&p->e->kv, p->slot[--p->n_slots]);
 }
 
+/* All rows of a step.  Where they are held first, any ids do for the tokens behind them. */
+static enum fst_status inject_rows(fst_engine *e, const struct rows *rows)
+{
+    if (!e->dr.behind)
+        return model_inject(e->model, &e->kv, rows, e->logit_row, rows->n_rows);
+    FST_TRY(model_hold(e->model, &e->kv, rows, e->logit_row, rows->n_rows));
+    for (int i = 0; i < rows->n_spans; i++) {
+        int first = rows->span_first[i], n = rows->span_first[i + 1] - first;
+        int64_t pos = rows->pos[first];
+        e->dr.held[i] = (struct model_held){rows->slot[first], pos, pos + n, rows->id + first};
+    }
+    return model_inject_held(e->model, &e->kv, e->dr.held, rows->n_spans);
+}
+
 /* A step of n requests with 1 + k rows each at position `at`: any tokens, since times do not depend on them
  * but for the experts they meet. */
 static enum fst_status run_step(struct probe *p, int n, int k, int64_t at, double *seconds)
@@ -86,7 +100,7 @@ static enum fst_status run_step(struct probe *p, int n, int k, int64_t at, doubl
     *seconds = (double)(engine_now_ns() - t) * 1e-9;
     /* Its rows go into the windows of the drafts that follow. */
     t = engine_now_ns();
-    FST_TRY(model_inject(e->model, &e->kv, &rows, e->logit_row, row));
+    FST_TRY(inject_rows(e, &rows));
     FST_TRY(stream_sync(&e->stream));
     p->inject_s = (double)(engine_now_ns() - t) * 1e-9;
     return FST_OK;
@@ -366,11 +380,11 @@ enum fst_status draft_open(fst_engine *e, const struct fst_engine_opts *o)
 
     if (!e->drafting)
         return FST_OK;
-    if (!head && (d->mode == DRAFT_CAP || d->mode == DRAFT_COMPACT))
+    if (!head && o->sts_path)
         return fst_error(FST_EUNSUPPORTED,
-                         "--verify-mode %s needs a confidence head, which this checkpoint has not; "
-                         "static and auto do without",
-                         e->info.verify_mode);
+                         "--speculative-dspark-confidence-sts-path %s: this checkpoint has no "
+                         "confidence head to calibrate",
+                         o->sts_path);
     e->on_spec_round = o->on_spec_round;
     e->on_spec_round_ud = o->on_spec_round_ud;
     d->wants_conf = head && (d->mode != DRAFT_STATIC || o->on_spec_round);

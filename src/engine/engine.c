@@ -37,17 +37,18 @@ static enum fst_status pick_drafting(fst_engine *e, const struct fst_engine_opts
 {
     static const char *const algorithms[] = {"none", "dspark", "mtp", "eagle"};
     static const char *const modes[] = {"auto", "static", "cap", "compact"};
+    struct model_drafting_ask ask = {.block_size = o->spec_block_size,
+                                     .num_steps = o->spec_num_steps};
     int algorithm, mode;
 
-    FST_TRY(engine_word("--speculative-algorithm", o->spec_algorithm,
-                        c->has_dspark ? "dspark" : "none", algorithms, FST_COUNT(algorithms),
-                        &algorithm));
+    FST_TRY(engine_word("--speculative-algorithm", o->spec_algorithm, "none", algorithms,
+                        FST_COUNT(algorithms), &algorithm));
+    if (o->spec_algorithm)
+        ask.algorithm = algorithms[algorithm];
     FST_TRY(engine_word("--verify-mode", o->verify_mode, "auto", modes, FST_COUNT(modes), &mode));
-    FST_TRY(
-        model_plan_drafting(c, algorithms[algorithm], o->spec_block_size, &e->drafting, &e->gamma));
-    if (c->has_mtp && !o->spec_algorithm)
-        log_info("drafting", "algorithm=none why=mtp_drafting_is_not_built");
-    e->info.spec_algorithm = algorithms[algorithm];
+    FST_TRY(model_plan_drafting(c, &ask, &e->info.spec_algorithm, &e->gamma));
+    e->drafting = e->gamma > 0;
+    e->dr.behind = e->drafting && c->has_mtp;
     e->info.verify_mode = modes[mode];
     e->dr.mode = (enum draft_mode)mode;
     return FST_OK;

@@ -116,6 +116,7 @@ struct fst_request {
     uint8_t skip; /* enum fst_spec_skip, where n_draft is 0 */
     int64_t
         n_injected; /* positions whose rows are in the drafter's window; from there on they are held */
+    bool aside;     /* of those, some since it did not draft */
     int64_t window_from; /* the window has none of the positions before; 0: all of them */
     struct spec_track track;
     float confidence[FST_SPEC_MAX]; /* logits of this step's drafts */

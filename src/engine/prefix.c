@@ -434,7 +434,7 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
     struct tree_hit hit = {0};
 
     r->n_committed = r->n_kept = r->n_fork = 0;
-    draft_begin(r, 0, true);
+    draft_begin(e, r, 0, true);
     /* Every row of a prompt that is scored has to be computed. */
     bool known = e->prefix && !e->flushing && !r->scores_prompt;
     if (known)
@@ -457,7 +457,7 @@ enum fst_status prefix_place(fst_engine *e, fst_request *r, int slot)
         return kv_reserve(&e->kv, slot, r->n_known);
     FST_TRY(tree_restore(&e->tree, slot, &hit, r->n_known, &r->hold));
     r->n_committed = r->n_kept = hit.n_restore;
-    draft_begin(r, hit.n_restore, e->tree.snapshot[hit.snapshot].note != NOTE_NO_DRAFTER);
+    draft_begin(e, r, hit.n_restore, e->tree.snapshot[hit.snapshot].note != NOTE_NO_DRAFTER);
     if (r->counted_prompt)
         e->stats.resumed_tokens += (uint64_t)hit.n_restore;
     else {

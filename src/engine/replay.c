@@ -30,7 +30,7 @@ static void close_actor(struct replay *p, struct actor *a)
 {
     if (a->slot)
         kv_slot_close(&p->e->kv, a->slot);
-    a->slot = 0;
+    a->slot = a->r.slot = 0;
     a->n_committed = 0;
 }
 
@@ -49,16 +49,31 @@ static bool close_one(struct replay *p, const struct record_step *s)
     return false;
 }
 
-static enum fst_status inject(struct replay *p, const struct rows *rows, int span, int n_commit)
+/* The last n_commit rows of a span that the drafter could ask for; returns how many there are now. */
+static int name_rows(struct replay *p, int span, int64_t n_commit, int n)
 {
     fst_engine *e = p->e;
-    int n = 0, first = e->span_first[span];
 
-    if (!e->drafting)
+    for (int64_t i = FST_MAX(0, n_commit - e->window); i < n_commit; i++)
+        e->inject_row[n++] = e->span_first[span] + (int32_t)i;
+    return n;
+}
+
+static enum fst_status inject(struct replay *p, const struct rows *rows, int n)
+{
+    fst_engine *e = p->e;
+
+    if (!e->drafting || n == 0)
         return FST_OK;
-    for (int i = FST_MAX(0, n_commit - e->window); i < n_commit; i++)
-        e->inject_row[n++] = first + i;
-    return n ? model_inject(e->model, &e->kv, rows, e->inject_row, n) : FST_OK;
+    if (e->dr.behind) /* redraft knows the tokens behind them */
+        return model_hold(e->model, &e->kv, rows, e->inject_row, n);
+    return model_inject(e->model, &e->kv, rows, e->inject_row, n);
+}
+
+static void came_to(struct replay *p, struct actor *a, int64_t n)
+{
+    a->n_committed = a->r.n_committed = n;
+    kv_commit(&p->e->kv, a->slot, n);
 }
 
 /* Positions up to `to`, computed from the ids alone. */
@@ -75,9 +90,8 @@ static enum fst_status bring_to(struct replay *p, struct actor *a, int64_t to)
             .ids = a->r.ids + a->n_committed,
             .n_rows = (int)FST_MIN((int64_t)e->limits.prefill_rows, to - a->n_committed)};
         FST_TRY(rerun_step(e, &s, 1, &rows));
-        FST_TRY(inject(p, &rows, 0, s.n_rows));
-        a->n_committed += s.n_rows;
-        kv_commit(&e->kv, a->slot, a->n_committed);
+        FST_TRY(inject(p, &rows, name_rows(p, 0, s.n_rows, 0)));
+        came_to(p, a, a->n_committed + s.n_rows);
     }
     return FST_OK;
 }
@@ -92,6 +106,9 @@ static enum fst_status place(struct replay *p, const struct record_step *s, stru
     while (!a->slot && kv_slot_open(kv, &a->slot) < 0)
         if (!close_one(p, s))
             return FST_EBUDGET;
+    if (a->r.slot != a->slot)
+        draft_begin(p->e, &a->r, 0, true);
+    a->r.slot = a->slot;
     while (kv_reserve(kv, a->slot, pos + n_rows) < 0)
         if (!close_one(p, s))
             return FST_EBUDGET;
@@ -156,9 +173,10 @@ static enum fst_status redraft(struct replay *p, const struct record_step *s, in
     b->gamma = (int)s->block;
     b->conf = NULL;
     for (int i = 0; i < n; i++) {
-        const struct actor *a = &p->actor[p->span_actor[i]];
+        struct actor *a = &p->actor[p->span_actor[i]];
         if (!p->recorded[i]->verify)
             continue;
+        e->dr.who[b->n] = &a->r;
         e->draft_slot[b->n] = a->slot;
         e->draft_committed[b->n] = p->recorded[i]->pos;
         e->draft_anchor[b->n] = p->recorded[i]->ids[0];
@@ -167,6 +185,8 @@ static enum fst_status redraft(struct replay *p, const struct record_step *s, in
     }
     if (b->n == 0 || b->gamma == 0)
         return FST_OK;
+    if (e->dr.behind)
+        FST_TRY(draft_catch_up(e, b->n));
     FST_TRY(model_draft(e->model, &e->kv, b));
     for (int i = 0, k = 0; i < n; i++) {
         const struct record_span *x = p->recorded[i];
@@ -231,13 +251,10 @@ static enum fst_status run_step(struct replay *p, const struct record_step *s)
         struct actor *a = &p->actor[p->span_actor[i]];
         for (int k = 0; k < x->n_drawn; k++)
             compare_row(p, s, x, k, e->span_logit[i] + k);
-        a->n_committed = x->pos + x->n_commit;
-        kv_commit(&e->kv, a->slot, a->n_committed);
-        for (int64_t k = FST_MAX(0, x->n_commit - e->window); k < x->n_commit; k++)
-            e->inject_row[n_inject++] = e->span_first[i] + (int32_t)k;
+        came_to(p, a, x->pos + x->n_commit);
+        n_inject = name_rows(p, i, x->n_commit, n_inject);
     }
-    return e->drafting && n_inject ? model_inject(e->model, &e->kv, &rows, e->inject_row, n_inject)
-                                   : FST_OK;
+    return inject(p, &rows, n_inject);
 }
 
 /* Requests that are not in later steps leave. */
@@ -303,8 +320,7 @@ static enum fst_status run_audited(struct replay *p, size_t index)
                                .n_logits = n_logits,
                                .n_ruled = n_logits};
         FST_TRY(rerun_step(e, &s, 1, &rows));
-        a->n_committed += n;
-        kv_commit(&e->kv, a->slot, a->n_committed);
+        came_to(p, a, a->n_committed + n);
         for (int i = 0; i < n_logits; i++)
             compare_audited(p, q, a->n_committed - n_logits + i - first_out, i);
     }
@@ -377,7 +393,6 @@ static enum fst_status open_engine(struct replay *p, const struct fst_replay_opt
                                  .precision = rec->precision,
                                  .index_keys = rec->index_keys,
                                  .spec_algorithm = rec->algorithm,
-                                 .spec_block_size = (int)rec->gamma,
                                  .threads = o->threads,
                                  .max_running_requests = (int)rec->max_running,
                                  .context_length = rec->context_length,
@@ -387,6 +402,7 @@ static enum fst_status open_engine(struct replay *p, const struct fst_replay_opt
                                  .masked_ids = rec->masked_ids,
                                  .n_masked_ids = (size_t)rec->n_masked_ids};
 
+    *(strcmp(rec->algorithm, "mtp") ? &eo.spec_block_size : &eo.spec_num_steps) = (int)rec->gamma;
     if (strcmp(rec->precision, "reference") != 0)
         eo.kv_layout = rec->kv_layout;
     else

@@ -307,10 +307,12 @@ struct head_args {
     float hc_eps, norm_eps;
 };
 
-/* Classic MTP block input: x'[k] = bf16(bf16(e_proj rms(embed; enorm)) + bf16(h_proj rms(x[k]; hnorm)))
+/* Classic MTP block input: x[k] = bf16(bf16(e_proj rms(embed; enorm)) + bf16(h_proj rms(src[k]; hnorm)))
  * (reference MTPBlock).  NMSE 1e-5. */
 struct mtp_in_args {
-    float *x; /* (n_rows, 4, dim): target streams in, block input out */
+    const float *src;   /* (any, 4, dim) streams of the target, or of the step before */
+    const int32_t *row; /* (n_rows) row of src for each of x; NULL: 0, 1, ..., then x may be src */
+    float *x;           /* (n_rows, 4, dim) */
     const struct mat *table, *e_proj, *h_proj;
     const float *enorm, *hnorm;
     const int32_t *id; /* (n_rows) the next token */
@@ -360,13 +362,16 @@ struct draft_chain_args {
     int n, gamma, vocab, dim, rank;
 };
 
-/* First logits[i, masked[..]] = -inf.  Then id[i] = draw(logits[i]; out_pos[i]) over the whole vocabulary.
- * lse[i] = log sum exp of logits[i] (fp32 result, double sum in id order).  A NaN in a row sets id to -1.
- * EXACT at margins > 1e-4. */
+/* First logits[i, masked[..]] = -inf.  Then id[i] = draw(logits[i]; out_pos[i] + ahead) over the
+ * whole vocabulary.
+ * lse[i] = log sum exp of logits[i] (fp32 result, double sum in id order).  A NaN in a row sets id to -1;
+ * with `drafts` it is never drawn, as in draft_chain.  EXACT at margins > 1e-4. */
 struct draw_args {
     float *logits;                  /* (n, vocab), written where masked */
     const struct draw_params *draw; /* (n) */
     const uint32_t *out_pos;        /* (n) */
+    uint32_t ahead;                 /* added to each of them */
+    bool drafts;                    /* a bad draft is only rejected */
     int32_t *id;
     float *lse;            /* NULL: not wanted */
     float *logit;          /* NULL, or (n): of the drawn id */

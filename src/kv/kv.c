@@ -61,6 +61,7 @@ enum fst_status kv_init(struct kv *kv, const struct kv_spec *spec)
     for (int i = 0; i < spec->n_layers; i++)
         take_layer(kv, i, &failed);
     int64_t slots = (int64_t)spec->n_slots + 1;
+    kv->carry = take(kv, slots * kv->ring * spec->carry_floats * (int64_t)sizeof(float), &failed);
     kv->page_stride = (int)div_up(spec->context_length, KERN_PAGE);
     kv->pages = take_shared(kv, 4 * slots * kv->page_stride, &failed);
     if (spec->device) {

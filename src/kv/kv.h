@@ -28,6 +28,7 @@ struct kv_spec {
     int n_layers;
     int ratio[KV_LAYERS_MAX];
     int head_dim, rope_dim, index_dim, window;
+    int carry_floats;            /* a record of each of a slot's last `ring` positions; 0: none */
     const struct device *device; /* where rows and states live, borrowed; NULL: the host */
     int block;                   /* gamma + 1 rows of a verify step; 1 without drafting */
     int lag;                     /* steps the host may be behind: 0 on the CPU */
@@ -64,6 +65,7 @@ struct kv {
     struct kv_layer layer[KV_LAYERS_MAX];
     int ring;
     int page_stride;
+    float *carry;                     /* (n_slots + 1, ring, carry_floats), the device's; NULL */
     int32_t *pages;                   /* (n_slots + 1, page_stride); 0 beyond a slot's pages */
     int32_t *far_pages, *sent_pages;  /* on a device: its copy for kernels, and what that holds */
     struct kv_slot *slots;            /* (n_slots + 1) */
@@ -81,7 +83,7 @@ struct kv {
         void *p;
         size_t bytes;
         bool shared; /* else the device's */
-    } blocks[8 + 5 * KV_LAYERS_MAX];
+    } blocks[9 + 5 * KV_LAYERS_MAX];
     int n_blocks;
 };
 
@@ -117,6 +119,11 @@ enum fst_status kv_room(const struct kv *kv, int64_t n_pages);
 enum fst_status kv_send_pages(struct kv *kv, struct stream *s, int slot);
 /* The table as kernels read it. */
 const int32_t *kv_pages_for_kernels(const struct kv *kv);
+/* Row of kv->carry that has a position's record. */
+static inline int64_t kv_carry_row(const struct kv *kv, int slot, int64_t pos)
+{
+    return (int64_t)slot * kv->ring + pos % kv->ring;
+}
 /* Positions below n are final; n may not pass the reserved pages nor go down. */
 void kv_commit(struct kv *kv, int slot, int64_t n);
 

@@ -30,7 +30,9 @@ static enum fst_status check_counts(const struct kv_spec *s)
      * narrow one). */
     if (s->block < 1 || s->block * (1 + s->lag) > KV_STATE4 - 8 + 2)
         return wrong("block", s->block, "at least 1, times (1 + lag) at most 26");
-    return FST_OK;
+    return s->carry_floats < 0 || s->carry_floats > 1 << 18
+               ? wrong("carry_floats", s->carry_floats, "0 to 262144")
+               : FST_OK;
 }
 
 static enum fst_status check_widths(const struct kv_spec *s)
@@ -119,6 +121,7 @@ void kv_sizing(const struct kv_spec *s, struct sizing_spec *out)
                                 .window = row,
                                 .compressed = row,
                                 .ring = sizing_window_ring(s->window, s->block, s->lag),
+                                .carry_bytes = s->carry_floats * (int)sizeof(float),
                                 .n_slots = (int64_t)s->n_slots + 1,
                                 .page_table_bytes = PAGE_TABLES};
     for (int l = 0; l < s->n_layers; l++) {

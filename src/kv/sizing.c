@@ -50,6 +50,8 @@ enum fst_status sizing_check(const struct sizing_spec *s)
         return wrong("window_page", s->window_page, "0 to 65536");
     if (s->ring < 1 || s->ring > 1 << 21)
         return wrong("ring", s->ring, "1 to 2097152");
+    if (s->carry_bytes < 0 || s->carry_bytes > 1 << 20)
+        return wrong("carry_bytes", s->carry_bytes, "0 to 1048576");
     if (s->n_slots < 1 || s->n_slots > (1 << 20) + 1)
         return wrong("n_slots", s->n_slots, "1 to 1048577");
     if (s->page_table_bytes < 0 || s->page_table_bytes > 1 << 16)
@@ -94,7 +96,7 @@ int64_t sizing_window_bytes(const struct sizing_spec *s)
 
 int64_t sizing_state_bytes(const struct sizing_spec *s)
 {
-    int64_t sum = 0;
+    int64_t sum = s->n_slots * s->ring * s->carry_bytes;
     for (int i = 0; i < s->n_classes; i++) {
         const struct sizing_class *c = &s->class[i];
         int64_t rows = s->n_slots * c->state_ring;
@@ -174,6 +176,7 @@ struct sizing_snapshot sizing_snapshot_at(const struct sizing_spec *s, int windo
     FST_ASSERT(n >= window);
     x.window = window * (s->n_target * row_bytes(&s->window) +
                          (s->n_draft ? s->n_draft * row_bytes(&s->draft) : 0));
+    x.state = s->carry_bytes; /* of position n-1 */
     for (int i = 0; i < s->n_classes; i++) {
         const struct sizing_class *c = &s->class[i];
         int64_t entry = row_bytes(&s->compressed) + (c->indexed ? row_bytes(&s->index) : 0);

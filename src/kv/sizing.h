@@ -38,6 +38,7 @@ struct sizing_spec {
     struct sizing_record window, draft, compressed, index;
     int window_page;      /* rows of a page of window rows; 0: rows follow each other */
     int ring;             /* window rows of a slot */
+    int carry_bytes;      /* of what a slot carries beside each of them; counts as state */
     int64_t n_slots;      /* the null slot included */
     int page_table_bytes; /* what the host keeps for each page; pays no surcharge */
 };

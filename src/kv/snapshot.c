@@ -109,7 +109,11 @@ static enum fst_status walk(const struct walk *w)
         FST_TRY(states(w, l));
         FST_TRY(entries(w, l, w->n % KERN_PAGE / l->ratio));
     }
-    return FST_OK;
+    if (!w->kv->carry)
+        return FST_OK;
+    int64_t width = w->kv->spec.carry_floats;
+    float *last = w->kv->carry + kv_carry_row(w->kv, w->slot, w->n - 1) * width;
+    return run(w, (uint8_t *)last, width * (int64_t)sizeof(float));
 }
 
 enum fst_status kv_snapshot_runs(const struct kv *kv, int slot, int64_t n, kv_run_fn *f, void *ud)

@@ -6,7 +6,8 @@
  *   at ratio 4 the compressor's and the indexer's inputs of max(0, 4*floor(n/4)-4) .. n-1 (where a page
  *   ends, of these the halves that the next group pools), at ratio 128 the compressor's of
  *   128*floor(n/128) .. n-1,
- *   the finished entries and index keys of the page that is not full: n mod 256 / ratio of each.
+ *   the finished entries and index keys of the page that is not full: n mod 256 / ratio of each,
+ * and then what the slot carries of position n-1.
  * Rows stand in the order of positions, so their ring may have another size where they are restored.
  * The bytes are those of sizing_snapshot_at.
  *

@@ -12,8 +12,15 @@
  * used again after it is released.
  *
  * A step: model_forward() runs rows through the target, leaves logits of the picked rows and, when
- * a drafter is there, the captured hidden rows; after the verifier has decided, model_inject() puts
- * the committed rows into the drafter's windows; model_draft() proposes the next block. */
+ * a drafter is there, what it reads of the target: captured hidden rows (DSpark), or the streams (MTP);
+ * after the verifier has decided, model_inject() puts the committed rows into the drafter's windows;
+ * model_draft() proposes the next block.
+ *
+ * MTP (DeepSeek's MTPBlock, then drafts from its own streams): position i reads the target's streams there
+ * and token i + 1, and predicts token i + 2.  So behind n committed positions and the anchor, the token at
+ * n, the first draft comes out of position n - 1, and its row of the window is not known before the anchor
+ * is.  Rows enter the window through model_hold and model_inject_held alone, up to position n - 2; the
+ * streams of the last positions lie in kv->carry, where a snapshot takes those of position n - 1. */
 #ifndef FST_MODEL_H
 #define FST_MODEL_H
 
@@ -32,7 +39,7 @@ struct model_opts {
     int max_logits;                /* rows of one step that give logits */
     int max_requests;              /* requests of one draft batch */
     int64_t context_length;
-    bool drafting;              /* workspace and windows for DSpark */
+    bool drafting;              /* workspace and windows for the checkpoint's drafter */
     _Atomic int64_t *heartbeat; /* borrowed, may be NULL: set to CLOCK_MONOTONIC ns before each
                                       block, so that a watchdog sees life inside a long step */
     bool profile;               /* keep model_timings */
@@ -47,6 +54,13 @@ size_t model_scratch_bytes(const struct weights *w, const struct model_opts *o, 
 /* Bytes that model_open will allocate for these options. */
 size_t model_work_bytes(const struct weights *w, const struct model_opts *o);
 const struct model_config *model_config_of(const struct model *m);
+/* Drafts of a round, at most: the block of a DSpark checkpoint, as many steps of an MTP block; 0: no
+ * drafter.  One block that is applied again and again guesses worse each time (dspark.md section 8). */
+enum { MODEL_MTP_STEPS = 3 };
+static inline int model_drafts_max(const struct model_config *c)
+{
+    return c->has_dspark ? c->gamma : c->has_mtp ? MODEL_MTP_STEPS : 0;
+}
 
 /* Layer classes and sizes of this model for kv_init (target layers, then stages if drafting);
  * format, slots, pages, block and lag are left for the caller. */
@@ -57,7 +71,7 @@ void model_kv_spec(const struct weights *w, bool drafting, struct kv_spec *spec)
  * logit_row: (n_logits) rows, ascending, whose logits are wanted; logits: (n_logits, vocab), device
  * memory, owned by the model, valid until the next call.  With n_logits > 0 the call only enqueues: what
  * the caller enqueues behind it may read them, he himself after a stream_sync.  Captured rows
- * (n_rows, S*D) stay inside for model_inject, the streams (n_rows, 4, D) for model_mtp_forward.  A token
+ * (n_rows, S*D) stay inside for model_inject, the streams (n_rows, 4, D) for model_hold.  A token
  * id outside the vocabulary is FST_EINVAL (nothing was written then); everything else that is wrong
  * with rows is our own mistake: an assertion.  rows->pages must be kv's table. */
 enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows *rows,
@@ -65,15 +79,16 @@ enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows 
 
 /* Project the captured rows named by `row` (indices into the last model_forward's rows, ascending,
  * n <= max_rows; those of one span adjacent) and store them in the stages' windows at the rows'
- * positions.  Only the last `window` positions of each slot need to be named.  Enqueues. */
+ * positions.  Only the last `window` positions of each slot need to be named.  Enqueues.  DSpark alone. */
 enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *rows,
                              const int32_t *row, int n);
 
-/* Keep the captured rows named by `row` (as for model_inject) instead of injecting them, each in its slot's
- * own ring of model_held_rows: who does not draft pays a copy, and what is behind the drafter's window
- * is never computed.  Enqueues. */
-enum fst_status model_hold(struct model *m, const struct rows *rows, const int32_t *row, int n);
-int model_held_rows(const struct model *m);
+/* Keep the rows named by `row` (as for model_inject) instead of injecting them, each in its slot's own
+ * ring of model_held_rows: who does not draft pays a copy, and what is behind the drafter's window
+ * is never computed.  MTP: the streams go to kv->carry.  Enqueues. */
+enum fst_status model_hold(struct model *m, struct kv *kv, const struct rows *rows,
+                           const int32_t *row, int n);
+int model_held_rows(const struct model *m, const struct kv *kv);
 
 /* Store the held rows of positions from .. to-1 of each slot in the stages' windows, as model_inject would
  * have: the same bits.  to - from <= model_held_rows, and all of them were held by the slot's tenant.
@@ -81,13 +96,16 @@ int model_held_rows(const struct model *m);
 struct model_held {
     int32_t slot;
     int64_t from, to;
+    const int32_t *next; /* MTP: (to - from) the tokens at positions from+1 .. to */
 };
 enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct model_held *held,
                                   int n);
 
 /* Draft gamma tokens for n requests.  slot[i], n_committed[i] (= position of the anchor),
  * anchor[i]; draw and out_pos as in draft_chain.  ids: (n, gamma); conf: (n, gamma) logits of the
- * confidence head or NULL; logits: (n, gamma, vocab) that ids were drawn from, on the host alone, or NULL.  Stage windows must hold positions max(0, n-window)..n-1. */
+ * confidence head or NULL (MTP has none); logits: (n, gamma, vocab) that ids were drawn from, on the host
+ * alone, or NULL.  Stage windows must hold positions max(0, n-window)..n-1.  MTP: ..n-2, position n-1 must
+ * be held, and rows n-1 .. n+gamma-2 of its window are written, the first of them for good. */
 struct draft_batch {
     int n, gamma;
     const int32_t *slot;
@@ -100,15 +118,6 @@ struct draft_batch {
     float *logits;
 };
 enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_batch *b);
-
-/* The classic MTP block over all rows of the last model_forward: next_id[i] is the token after row i
- * (n_rows of them), the block's own window is written at the rows' positions.  logits of the picked
- * rows (n_logits, vocab): for the token after next_id.  Needs weights with an MTP block and
- * `drafting`.  Streams are kept, so that the call may be repeated with other ids (for spans of at
- * most kv_spec.block rows: more would overwrite window rows that a second call still needs). */
-enum fst_status model_mtp_forward(struct model *m, struct kv *kv, const struct rows *rows,
-                                  const int32_t *next_id, const int32_t *logit_row, int n_logits,
-                                  float **logits);
 
 /* At most so many recorded calls are held, of at most so many rows. */
 enum { MODEL_GRAPHS_MAX = 64, MODEL_GRAPH_ROWS_MAX = 256 };

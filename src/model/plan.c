@@ -13,34 +13,55 @@ static double gib(double bytes)
     return FST_MAX(bytes, 0) / 1073741824.0;
 }
 
-enum fst_status model_plan_drafting(const struct model_config *c, const char *algorithm,
-                                    int block_size, bool *drafting, int *gamma)
+static enum fst_status check_drafts(const char *flag, int n, int most)
 {
-    const char *name = algorithm ? algorithm : c->has_dspark ? "dspark" : "none";
-    bool dspark = !strcmp(name, "dspark"), mtp = !dspark && strcmp(name, "none") != 0;
-    if (mtp && c->has_dspark)
+    if (n >= 0 && n <= most)
+        return FST_OK;
+    return fst_error(FST_EINVAL, "%s must be in [1, %d] for this checkpoint, got %d", flag, most,
+                     n);
+}
+
+/* Which drafter: the checkpoint has one or none. */
+static enum fst_status pick_drafter(const struct model_config *c, const char *asked,
+                                    const char **algorithm)
+{
+    const char *bundled = c->has_dspark ? "dspark" : c->has_mtp ? "mtp" : "none";
+    const char *name = !asked ? bundled : strcmp(asked, "eagle") ? asked : "mtp";
+    *algorithm = name;
+    if (!strcmp(name, "none") || !strcmp(name, bundled))
+        return FST_OK;
+    if (c->has_dspark)
         return fst_error(
             FST_EINVAL,
             "--speculative-algorithm %s: this checkpoint bundles a DSpark drafter, not "
             "an MTP block; use dspark or none",
-            name);
-    if (mtp)
-        return fst_error(
-            FST_EUNSUPPORTED,
-            "--speculative-algorithm %s: drafting with the MTP block is not built; use "
-            "none",
-            name);
-    if (dspark && !c->has_dspark)
+            asked);
+    if (!strcmp(name, "mtp"))
         return fst_error(FST_EINVAL,
-                         "--speculative-algorithm dspark: the checkpoint holds no DSpark drafter "
-                         "(no dspark_* key in its config.json)");
-    if (block_size < 0 || (c->has_dspark && block_size > c->gamma))
-        return fst_error(FST_EINVAL,
-                         "--speculative-dspark-block-size must be in [1, %d] for this checkpoint, "
-                         "got %d",
-                         c->gamma, block_size);
-    *drafting = dspark;
-    *gamma = !dspark ? 0 : block_size ? block_size : c->gamma;
+                         "--speculative-algorithm %s: the checkpoint holds no MTP block (no tensor "
+                         "mtp.0.e_proj.weight)",
+                         asked);
+    return fst_error(FST_EINVAL,
+                     "--speculative-algorithm dspark: the checkpoint holds no DSpark drafter "
+                     "(no dspark_* key in its config.json)%s",
+                     c->has_mtp ? "; use mtp or none" : "");
+}
+
+enum fst_status model_plan_drafting(const struct model_config *c,
+                                    const struct model_drafting_ask *ask, const char **algorithm,
+                                    int *gamma)
+{
+    static const char *const block = "--speculative-dspark-block-size",
+                             *const steps = "--speculative-num-steps";
+    FST_TRY(pick_drafter(c, ask->algorithm, algorithm));
+    FST_TRY(check_drafts(block, ask->block_size, c->has_dspark ? c->gamma : KERN_GAMMA_MAX));
+    FST_TRY(check_drafts(steps, ask->num_steps, MODEL_MTP_STEPS));
+    bool mtp = !strcmp(*algorithm, "mtp");
+    if ((mtp ? ask->block_size : ask->num_steps) && strcmp(*algorithm, "none") != 0)
+        return fst_error(FST_EINVAL, "%s is not for drafting with %s, which has %s",
+                         mtp ? block : steps, *algorithm, mtp ? steps : block);
+    int asked = mtp ? ask->num_steps : ask->block_size, most = model_drafts_max(c);
+    *gamma = !strcmp(*algorithm, "none") ? 0 : asked ? asked : most;
     return FST_OK;
 }
 
@@ -77,16 +98,17 @@ static void v41_classes(const struct model_config *c, const struct model_plan_as
         own_records(z);
 }
 
-/* As published: stages apart, in bf16 beside fp8 rows; states of two groups, or of one without drafts. */
+/* As published: stages apart, DSpark's in bf16 beside fp8 rows; states of two groups, or of one without drafts. */
 static void publish(const struct model_config *c, const struct model_plan_ask *a,
                     struct sizing_spec *z)
 {
     z->rule = SIZING_PUBLISHED;
     z->page_table_bytes = 0;
+    z->carry_bytes = 0;
     z->n_draft = z->n_target - c->n_layers;
     z->n_target = c->n_layers;
     z->draft = z->window;
-    if (a->format == ROW_FP8 && !a->own_rows)
+    if (a->format == ROW_FP8 && !a->own_rows && c->has_dspark)
         z->draft = (struct sizing_record){(int)rows_bytes(ROW_BF16, c->head_dim), 0, 1};
     for (int i = 0; i < z->n_classes; i++)
         if (z->class[i].state_bytes && z->class[i].ratio > 2)

@@ -44,11 +44,17 @@ struct model_plan_ask {
     bool at_once;           /* all requests at the full context at the same time */
 };
 
-/* What --speculative-algorithm ("none", "dspark", "mtp", "eagle"; NULL: what the checkpoint bundles) and
- * --speculative-dspark-block-size (0: the checkpoint's) come to.  FST_EINVAL, and FST_EUNSUPPORTED for what
- * is not built; *gamma is 0 without drafting. */
-enum fst_status model_plan_drafting(const struct model_config *c, const char *algorithm,
-                                    int block_size, bool *drafting, int *gamma);
+/* What is asked for by --speculative-algorithm ("none", "dspark", "mtp", "eagle"; NULL: what the checkpoint
+ * bundles), --speculative-dspark-block-size and --speculative-num-steps (0: the checkpoint's and
+ * MODEL_MTP_STEPS) comes to: *algorithm is "none", "dspark" or "mtp", *gamma drafts of a round, 0 without
+ * drafting.  FST_EINVAL names the flag. */
+struct model_drafting_ask {
+    const char *algorithm;
+    int block_size, num_steps;
+};
+enum fst_status model_plan_drafting(const struct model_config *c,
+                                    const struct model_drafting_ask *ask, const char **algorithm,
+                                    int *gamma);
 
 struct model_plan {
     int requests, requests_per_card;

@@ -220,8 +220,10 @@ static void labelled(struct page *p, const char *name, const char *label, const 
     value(p, name, text, x);
 }
 
-static void put_spec(struct page *p, const struct fst_engine_stats *st, int gamma)
+static void put_spec(struct page *p, const struct fst_engine_stats *st,
+                     const struct fst_engine_info *in)
 {
+    bool chain = strcmp(in->spec_algorithm, "mtp") == 0; /* a pass for each draft */
     const struct fst_spec_stats *spec = &st->spec;
     double rounds = (double)spec->verify_steps;
 
@@ -233,8 +235,9 @@ static void put_spec(struct page *p, const struct fst_engine_stats *st, int gamm
           spec->drafted ? (double)spec->accepted / (double)spec->drafted : 0);
     gauge(p, "spec_verify_length", "Rows per verification, the anchor's included.",
           rounds > 0 ? 1 + (double)spec->drafted / rounds : 0);
-    gauge(p, "spec_num_draft_tokens", "Draft tokens per round, at most.", gamma);
-    gauge(p, "spec_num_steps", "Draft passes per round.", gamma > 0);
+    gauge(p, "spec_num_draft_tokens", "Draft tokens per round, at most.", in->gamma);
+    gauge(p, "spec_num_steps", "Draft passes per round, at most.",
+          chain ? in->gamma : in->gamma > 0);
     gauge(p, "spec_draft_share", "Share of the steps' time that went to drafting and injection.",
           st->step_ns ? (double)st->draft_ns / (double)st->step_ns : 0);
     counter(p, "spec_verify_calls_total", "Verifications, one for each request and round.", rounds);
@@ -246,7 +249,7 @@ static void put_spec(struct page *p, const struct fst_engine_stats *st, int gamm
             "Draft tokens that were right beyond the planned length (verify mode cap).",
             (double)st->spec_trimmed);
     head(p, "spec_accepted_by_position_total", "counter", "Rounds that accepted so many drafts.");
-    for (int k = 0; k < gamma && k < FST_SPEC_MAX; k++) {
+    for (int k = 0; k < in->gamma && k < FST_SPEC_MAX; k++) {
         char word[16];
         snprintf(word, sizeof word, "%d", k + 1);
         labelled(p, "spec_accepted_by_position_total", "position", word,
@@ -304,7 +307,7 @@ void metrics_write(const struct server *s, struct buf *out)
     put_grammars(&p, s);
     put_tiers(&p, &st);
     put_audit(&p, &st);
-    put_spec(&p, &st, s->info.gamma);
+    put_spec(&p, &st, &s->info);
 
     counter(&p, "prompt_tokens_total", "Prompt tokens of finished requests.",
             (double)m->prompt_tokens);

@@ -210,10 +210,14 @@ static enum fst_status read_ask(struct plan *x, const struct options *o)
     static const char *const algorithms[] = {"none", "dspark", "mtp"};
     struct model_plan_ask *a = &x->ask;
     int algorithm = options_word(o, "speculative-algorithm");
+    struct model_drafting_ask ask = {.algorithm = algorithm < 0 ? NULL : algorithms[algorithm],
+                                     .block_size =
+                                         (int)options_int(o, "speculative-dspark-block-size", 0)};
+    const char *name;
+    FST_TRY(tool_num_steps(o, &ask.num_steps));
     FST_TRY(read_rows(x, o));
-    FST_TRY(model_plan_drafting(&x->report->config, algorithm < 0 ? NULL : algorithms[algorithm],
-                                (int)options_int(o, "speculative-dspark-block-size", 0),
-                                &a->drafting, &a->gamma));
+    FST_TRY(model_plan_drafting(&x->report->config, &ask, &name, &a->gamma));
+    a->drafting = a->gamma > 0;
     a->kernels = &x->kernels;
     a->n_threads = x->ask.card ? 1 : pool_cores();
     a->memory_bytes = x->memory_bytes;
@@ -328,7 +332,10 @@ static void print_head(const struct plan *x)
 {
     const struct model_config *c = &x->report->config;
     printf("%s: %d layers, draft %s, %.2f GiB of weights\n", x->name, c->n_layers,
-           x->ask.gamma ? "dspark" : "none", (double)x->report->bytes / GIB);
+           !x->ask.gamma               ? "none"
+           : x->report->config.has_mtp ? "mtp"
+                                       : "dspark",
+           (double)x->report->bytes / GIB);
     if (x->ask.card)
         printf("%s: %d of %.2f GiB free, of which %.0f %% are used%s%s\n", x->device, x->n_cards,
                x->memory_bytes / GIB, 100 * x->ask.share, x->n_cards > 1 ? ", shared by " : "",
@@ -435,7 +442,10 @@ static void put_plan(struct buf *b, const struct plan *x)
     put_text(b, "sizing", x->ask.rule == SIZING_PUBLISHED ? "published" : "tight");
     put_text(b, "kv_layout", x->layout);
     put_text(b, "index_keys", x->keys);
-    put_text(b, "speculative_algorithm", x->ask.gamma ? "dspark" : "none");
+    put_text(b, "speculative_algorithm",
+             !x->ask.gamma               ? "none"
+             : x->report->config.has_mtp ? "mtp"
+                                         : "dspark");
     buf_printf(b, ",\"gamma\":%d,\"tensor_parallel_size\":%d", x->ask.gamma, x->n_cards);
     put_text(b, "share", x->share == WEIGHTS_SHARE_EXPERTS ? "experts" : "tensors");
     put_text(b, "device", x->device);

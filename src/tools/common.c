@@ -28,7 +28,7 @@ const struct option_group tool_model_group = OPTION_GROUP("Model", model_defs);
 const struct option_group tool_folder_group = {"Model", model_defs, FST_COUNT(model_defs) - 1};
 const struct option_group tool_json_group = {"Output", model_defs + FST_COUNT(model_defs) - 1, 1};
 
-enum { SIZING_DEFS = 6 };
+enum { SIZING_DEFS = 9 };
 static const struct option_def engine_defs[] = {
     {.name = "device",
      .type = OPTION_WORD,
@@ -192,12 +192,28 @@ static const struct option_def engine_defs[] = {
     {.name = "speculative-algorithm",
      .type = OPTION_WORD,
      .words = "none dspark mtp=eagle",
-     .help = "drafting; what the checkpoint bundles when not given.  mtp is not built"},
+     .help = "drafting; what the checkpoint bundles when not given"},
     {.name = "speculative-dspark-block-size",
      .type = OPTION_INT,
      .min = 1,
      .max = FST_SPEC_MAX,
-     .help = "draft tokens per round; the checkpoint's when not given"},
+     .help = "DSpark: draft tokens per round; the checkpoint's when not given"},
+    {.name = "speculative-num-steps",
+     .type = OPTION_INT,
+     .min = 1,
+     .max = 3,
+     .help = "MTP: draft tokens per round (3)"},
+    {.name = "speculative-eagle-topk",
+     .type = OPTION_INT,
+     .initial = "1",
+     .min = 1,
+     .max = 1,
+     .help = "MTP: drafts of a position; 1: compressed KV follows one line of tokens"},
+    {.name = "speculative-num-draft-tokens",
+     .type = OPTION_INT,
+     .min = 2,
+     .max = 4,
+     .help = "MTP: rows of a verify step, one more than the steps"},
     {.name = "chunked-prefill-size",
      .type = OPTION_INT,
      .min = 1,
@@ -353,6 +369,18 @@ static void say_without_effect(const struct options *o, const struct fst_engine_
             log_warn("tiers", "flag=--%s effect=none why=needs_%s", flag[i].name, flag[i].needs);
 }
 
+enum fst_status tool_num_steps(const struct options *o, int *steps)
+{
+    int rows = (int)options_int(o, "speculative-num-draft-tokens", 0);
+    *steps = (int)options_int(o, "speculative-num-steps", rows ? rows - 1 : 0);
+    if (!rows || rows == *steps + 1)
+        return FST_OK;
+    return fst_error(FST_EINVAL,
+                     "--speculative-num-draft-tokens must be one more than "
+                     "--speculative-num-steps %d, got %d",
+                     *steps, rows);
+}
+
 enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e)
 {
     static const char *const devices[] = {"cpu", "cuda", "hip"};
@@ -389,6 +417,7 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     int a = options_word(o, "speculative-algorithm");
     e->spec_algorithm = a < 0 ? NULL : algorithms[a];
     e->spec_block_size = (int)options_int(o, "speculative-dspark-block-size", 0);
+    FST_TRY(tool_num_steps(o, &e->spec_num_steps));
     e->verify_mode = modes[options_word(o, "verify-mode")];
     e->cost_path = options_text(o, "speculative-dspark-sps-table-path");
     e->sts_path = options_text(o, "speculative-dspark-confidence-sts-path");

@@ -46,8 +46,29 @@ static void same_at(const float *logits, const struct golden *g, const char *nam
     }
 }
 
+/* Rounds of three drafts, each behind another number of committed positions. */
+static void check_rounds(struct rig *r, int slot, const struct golden *g, const int32_t *ids)
+{
+    enum { STEPS = MODEL_MTP_STEPS };
+    const struct golden_array *at = golden_get(g, "draft_at"),
+                              *tokens = golden_get(g, "draft_tokens"),
+                              *want = golden_get(g, "draft_logits");
+    float *logits = rig_floats((int64_t)STEPS * r->vocab);
+    for (int64_t i = 0; i < at->n; i++) {
+        int32_t n = at->i[i], drafts[STEPS], first = FST_MAX(0, n - r->kv.ring);
+        struct model_held h = {slot, first, n - 1, ids + first + 1};
+        rig_ok(model_hold(r->m, &r->kv, &r->rows, r->pick + first, n - first));
+        if (h.to > h.from)
+            rig_ok(model_inject_held(r->m, &r->kv, &h, 1));
+        rig_mtp_round(r, slot, n, ids[n], STEPS, drafts, logits);
+        assert_memory_equal(drafts, tokens->i + i * STEPS, sizeof drafts);
+        near(logits, want->f + i * STEPS * r->vocab, (int64_t)STEPS * r->vocab, "a round's logits");
+    }
+    free(logits);
+}
+
 /* Trunk and MTP block of one file. */
-static void check_case(const char *path, struct hashweights_spec spec)
+static void check_case(const char *path, struct hashweights_spec spec, bool rounds)
 {
     struct golden g;
     struct rig r;
@@ -58,13 +79,19 @@ static void check_case(const char *path, struct hashweights_spec spec)
     spec.seed = (uint64_t)golden_get(&g, "seed")->i[0];
     struct weights *w = rig_weights(&spec);
     struct rig_opts o = options(w, n);
+    o.block = MODEL_MTP_STEPS + 1;
     rig_open(&r, &o);
-    logits = rig_run(&r, rig_slot(&r), 0, ids->i, n);
+    int slot = rig_slot(&r);
+    logits = rig_run(&r, slot, 0, ids->i, n);
     same_at(logits, &g, "logits", r.vocab);
     same_best(logits, &g, "argmax", r.vocab);
-    rig_ok(model_mtp_forward(r.m, &r.kv, &r.rows, ids->i + 1, r.pick, n, &logits));
-    same_at(logits, &g, "mtp_logits", r.vocab);
-    same_best(logits, &g, "mtp_argmax", r.vocab);
+    float *mtp = rig_floats((int64_t)n * r.vocab);
+    rig_mtp(&r, slot, ids->i, n, mtp);
+    same_at(mtp, &g, "mtp_logits", r.vocab);
+    same_best(mtp, &g, "mtp_argmax", r.vocab);
+    free(mtp);
+    if (rounds)
+        check_rounds(&r, slot, &g, ids->i);
     rig_close(&r);
     weights_free(w);
     golden_release(&g);
@@ -73,19 +100,19 @@ static void check_case(const char *path, struct hashweights_spec spec)
 static void test_t1(void **state)
 {
     (void)state;
-    check_case("tests/golden/data/t1.gold", hashweights_t1());
+    check_case("tests/golden/data/t1.gold", hashweights_t1(), false);
 }
 
 static void test_t1_seed_3(void **state)
 {
     (void)state;
-    check_case("tests/golden/data/t1s3.gold", hashweights_t1());
+    check_case("tests/golden/data/t1s3.gold", hashweights_t1(), true);
 }
 
 static void test_t2(void **state)
 {
     (void)state;
-    check_case("tests/golden/data/t2.gold", hashweights_t2());
+    check_case("tests/golden/data/t2.gold", hashweights_t2(), true);
 }
 
 /* ---------------------------------------------------------------- inside of the layers */

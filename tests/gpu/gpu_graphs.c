@@ -71,7 +71,8 @@ static void take(struct answer *a, fst_request *r)
 
 static void run(struct run *out, const char *algorithm, bool graphs)
 {
-    struct fst_engine_opts o = {.model_dir = "models/kindling",
+    bool mtp = strcmp(algorithm, "mtp") == 0;
+    struct fst_engine_opts o = {.model_dir = mtp ? "build/kindling-mtp" : "models/kindling",
                                 .device = device,
                                 .spec_algorithm = algorithm,
                                 .verify_mode = "static", /* the same steps in both runs */
@@ -126,14 +127,14 @@ static int same(const struct run *a, const struct run *b)
 
 int main(int argc, char **argv)
 {
-    static const char *const algorithm[] = {"none", "dspark"};
+    static const char *const algorithm[] = {"none", "dspark", "mtp"};
     static struct run plain, recorded;
     int passed = 0, failed = 0;
     if (argc == 3 && strcmp(argv[1], "--device") == 0)
         device = argv[2];
     else if (argc != 1)
         return 2;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         run(&plain, algorithm[i], false);
         run(&recorded, algorithm[i], true);
         int equal = same(&plain, &recorded);

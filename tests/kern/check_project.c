@@ -678,7 +678,6 @@ static void case_head(struct ck *c, const struct ck_shape *m, int n, int n_ref)
 struct mtp_case {
     struct mtp_in_args a;
     struct mat table, e, h;
-    const float *x0;
 };
 
 static void run_mtp(struct ck *c, struct ck_case *t, const struct kernels *k, struct stream *s,
@@ -689,17 +688,22 @@ static void run_mtp(struct ck *c, struct ck_case *t, const struct kernels *k, st
     int64_t wide = KERN_HC * a.dim;
     (void)c;
     a.x = ROW(a.x, first, wide);
-    memcpy(a.x, u->x0 + first * wide, (size_t)(n * wide) * 4);
+    if (a.row) {
+        a.row += first;
+    } else { /* in place, as a chain of drafts goes on */
+        memcpy(a.x, a.src + first * wide, (size_t)(n * wide) * 4);
+        a.src = a.x;
+    }
     a.id += first;
     a.n_rows = n;
     FST_ASSERT(k->mtp_in(&a, s) == FST_OK);
 }
 
-static void case_mtp(struct ck *c, const struct ck_shape *m, int n, int n_ref)
+static void case_mtp(struct ck *c, const struct ck_shape *m, int n, int n_ref, bool picked)
 {
     struct ck_case t;
     struct mtp_case u = {.a = {.n_rows = n, .dim = m->dim, .norm_eps = 1e-6f}};
-    label(&t, "mtp_in", m, "", n, n_ref);
+    label(&t, "mtp_in", m, picked ? "picked" : "in place", n, n_ref);
     u.table = ck_mat(c, WEIGHT_BF16, 300, m->dim, 1);
     u.e = ck_mat(c, WEIGHT_FP8, m->dim, m->dim, 1);
     u.h = ck_mat(c, WEIGHT_FP8, m->dim, m->dim, 1);
@@ -709,7 +713,11 @@ static void case_mtp(struct ck *c, const struct ck_shape *m, int n, int n_ref)
     u.a.enorm = floats(c, m->dim, 1, 0.2f);
     u.a.hnorm = floats(c, m->dim, 1, 0.2f);
     u.a.id = ids(c, n, 300);
-    u.x0 = acts(c, n, KERN_HC * m->dim, 1);
+    u.a.src = acts(c, n + 2, KERN_HC * m->dim, 1);
+    int32_t *row = ck_alloc(c, (size_t)n * 4);
+    for (int i = 0; i < n; i++)
+        row[i] = n + 1 - i;
+    u.a.row = picked ? row : NULL;
     count(&t, &u.e, n);
     count(&t, &u.h, 4 * n);
     ck_out(&t, c, "x", &u.a.x, KERN_HC * m->dim, 1e-5);
@@ -772,7 +780,8 @@ static void shape(struct ck *c, const struct ck_shape *m, int n, int n_ref)
     CASE(experts, case_experts(c, m, n, n_ref, WEIGHT_FP4))
     CASE(experts, case_experts(c, m, n, n_ref, WEIGHT_FP8))
     CASE(head, case_head(c, m, n, n_ref))
-    CASE(mtp_in, case_mtp(c, m, n, n_ref))
+    for (int picked = 0; picked < 2; picked++)
+        CASE(mtp_in, case_mtp(c, m, n, n_ref, picked))
     CASE(main_proj, case_main(c, m, n, n_ref))
 #undef CASE
 }

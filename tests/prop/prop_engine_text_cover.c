@@ -29,12 +29,14 @@ static const char *const options[] = {"greedy",       "ignore_eos", "min_tokens"
 static const struct way {
     const char *name, *mode;
     int block;
-    bool harm;
-} ways[] = {{"none", NULL, 0, false},         {"static", "static", 0, false},
-            {"cap", "cap", 0, false},         {"compact", "compact", 0, false},
-            {"auto", "auto", 0, false},       {"block 1", "static", 1, false},
-            {"block 3", "compact", 3, false}, {"harm", "auto", 0, true},
-            {"harm cap", "cap", 0, true}};
+    bool harm, mtp;
+} ways[] = {{"none", NULL, 0, false, false},         {"static", "static", 0, false, false},
+            {"cap", "cap", 0, false, false},         {"compact", "compact", 0, false, false},
+            {"auto", "auto", 0, false, false},       {"block 1", "static", 1, false, false},
+            {"block 3", "compact", 3, false, false}, {"harm", "auto", 0, true, false},
+            {"harm cap", "cap", 0, true, false},     {"mtp", "static", 0, false, true},
+            {"mtp auto", "auto", 0, false, true},    {"mtp compact", "compact", 2, false, true},
+            {"mtp harm", "auto", 0, true, true}};
 
 static const int batches[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33};
 static const int chunks[] = {1, 7, 64, 2048};
@@ -270,9 +272,12 @@ static fst_engine *open_for(const struct cell *c)
         draft_seams.drafting = any_drafting;
     }
     return engine_of_test((struct fst_engine_opts){.kv_layout = layouts[c->at[LAYOUT]],
-                                                   .spec_algorithm = w->mode ? "dspark" : "none",
+                                                   .spec_algorithm = w->mtp    ? "mtp"
+                                                                     : w->mode ? "dspark"
+                                                                               : "none",
                                                    .verify_mode = w->mode,
-                                                   .spec_block_size = w->block,
+                                                   .spec_block_size = w->mtp ? 0 : w->block,
+                                                   .spec_num_steps = w->mtp ? w->block : 0,
                                                    .chunked_prefill_size = chunks[c->at[CHUNK]],
                                                    .check_memory = c->at[CHUNK] == 2,
                                                    .debug_hooks = true,

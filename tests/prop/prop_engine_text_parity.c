@@ -2,7 +2,7 @@
  *
  * 200 mixed prompts on the bundled model, at temperature 0 and at temperature 1 with a seed.  The
  * base answer: alone, drafting off, unified-fp8 rows, chunks of 64, one thread.  Every cell of
- * {drafting on, off} x {unified-bf16, unified-fp8, paged} x {chunk 1, 7, 64, 2048} x {alone, in batches of
+ * {drafting on, off, by an MTP block} x {unified-bf16, unified-fp8, paged} x {chunk 1, 7, 64, 2048} x {alone, in batches of
  * 2..16} x {1, 2 threads} must give the same ids, log-probabilities (bits), finish reason and
  * counts; so must an engine so short of pages that requests lose their place and resume.
  * CI runs a seeded 5 % of the cells, long all, under sanitizers 1 %. */
@@ -26,7 +26,8 @@ struct answer {
 static struct tokenizer_ids prompts[N_PROMPTS];
 static struct answer base[N_PROMPTS][2]; /* by temperature: 0, 1 */
 static const char *model_dir = "models/kindling";
-static uint64_t n_verify, n_accepted, n_cells;
+static uint64_t n_verify[2], n_accepted[2], n_cells; /* DSpark, MTP */
+static bool mtp;
 
 static fst_engine *open_engine(struct fst_engine_opts o)
 {
@@ -69,8 +70,8 @@ static void collect(fst_request *r, struct answer *a)
     memcpy(a->ids, v.ids, v.n * sizeof *v.ids);
     memcpy(a->logprobs, v.logprobs, v.n * sizeof *v.logprobs);
     memcpy(a->top, v.top, v.n * N_TOP * sizeof *v.top);
-    n_verify += v.spec.verify_steps;
-    n_accepted += v.spec.accepted;
+    n_verify[mtp] += v.spec.verify_steps;
+    n_accepted[mtp] += v.spec.accepted;
     fst_request_free(r);
 }
 
@@ -150,7 +151,7 @@ static void test_matrix(void **state)
 {
     static const int chunks[] = {1, 7, 64, 2048};
     static const char *const layouts[] = {"unified-fp8", "unified-bf16", "paged"};
-    static const char *const spec[] = {"none", "dspark"};
+    static const char *const spec[] = {"none", "dspark", "mtp"};
     struct test_rng r = {.s = 2026};
     fst_engine *plain = NULL;
     /* 5 % of 400 pairs; all; 1 % */
@@ -160,19 +161,24 @@ static void test_matrix(void **state)
     (void)state;
     for (int c = 0; c < 4; c++)
         for (int l = 0; l < 3; l++)
-            for (int s = 0; s < 2; s++) {
+            for (int s = 0; s < 3; s++) {
                 char name[96];
                 if (l == 2 && c % 2 == 0) /* the chunks between would add little */
                     continue;
+                if (s == 2 && (c + l) % 2) /* nor would those of the second drafter */
+                    continue;
                 int threads = 1 + ((c + l + s) & 1);
+                mtp = s == 2;
                 snprintf(name, sizeof name, "chunk %d, %s, drafting %s, %d threads", chunks[c],
                          layouts[l], spec[s], threads);
                 run_cell((struct fst_engine_opts){.kv_layout = layouts[l],
                                                   .spec_algorithm = spec[s],
+                                                  .verify_mode = s == 2 ? "static" : NULL,
                                                   .chunked_prefill_size = chunks[c],
                                                   .threads = threads},
                          name, n, n, &r, &plain);
             }
+    mtp = false;
     for (int block = 1; block < 5; block++) { /* shorter drafts than the checkpoint's */
         char name[32];
         snprintf(name, sizeof name, "draft block %d", block);
@@ -180,11 +186,13 @@ static void test_matrix(void **state)
                  &plain);
     }
     fst_engine_close(plain);
-    length = n_verify ? (double)(n_accepted + n_verify) / (double)n_verify : 0.0;
-    printf("%llu answers equal; %llu verify rounds, accept length %.2f\n",
-           (unsigned long long)n_cells, (unsigned long long)n_verify, length);
+    length = n_verify[0] ? (double)(n_accepted[0] + n_verify[0]) / (double)n_verify[0] : 0.0;
+    printf("%llu answers equal; %llu verify rounds, accept length %.2f; MTP: %llu, %llu accepted\n",
+           (unsigned long long)n_cells, (unsigned long long)n_verify[0], length,
+           (unsigned long long)n_verify[1], (unsigned long long)n_accepted[1]);
     /* A drafter that is never right would make all this prove little. */
     assert_true(length > 1.5);
+    assert_true(n_verify[1] > 0);
 }
 
 /* FP8 index keys choose other entries than FP4 ones, so they have a base answer of their own; for it

@@ -2,15 +2,16 @@
  *
  * The drafter is an oracle: it knows what comes and is wrong at chosen places, so every round accepts as many
  * drafts as it is told to.  Tried are all of (position mod 128) x (accepted 0..5), and all three rounds in a
- * row, for each KV layout; the long run tries all of (position mod 128) x (three rounds in a row).  The
- * prompts are random ids, sampled at temperature 1 with a seed and greedily. */
+ * row, for each KV layout; the long run tries all of (position mod 128) x (three rounds in a row).  The same
+ * behind an MTP block, whose rounds accept 0..3.  The prompts are random ids, sampled at temperature 1 with a seed and greedily. */
 #include "support/engine.h"
 #include "support/oracle.h"
 #include "support/prompts.h"
 
-enum { CONTEXT = 8192, N_TOP = 2, GAMMA = 5, ROUNDS_MAX = 1024, TOKENS_MAX = 6 * ROUNDS_MAX };
+enum { CONTEXT = 8192, N_TOP = 2, ROUNDS_MAX = 1024, TOKENS_MAX = 6 * ROUNDS_MAX };
 
-static const char *model_dir = "models/kindling";
+static const char *model_dir = "models/kindling", *algorithm = "dspark";
+static int gamma_of = 5;
 static const char *const layouts[] = {"unified-fp8", "unified-bf16", "paged"};
 static struct tokenizer *tok;
 static char dir[64];
@@ -154,7 +155,7 @@ static void write_oracle(const struct walk *w, int n, char path[128])
 
 static struct fst_engine_opts with_oracle(const char *path)
 {
-    return (struct fst_engine_opts){.spec_algorithm = "dspark",
+    return (struct fst_engine_opts){.spec_algorithm = algorithm,
                                     .verify_mode = "static",
                                     .debug_hooks = true,
                                     .debug_drafter = path};
@@ -196,15 +197,15 @@ static void run_walks(const struct walk *w, int n, const char *layout)
     fst_engine_close(e);
 }
 
-/* 768 rounds: every (position mod 128, accepted).  216 and two: every three in a row. */
+/* 768 rounds: every (position mod 128, accepted).  216 and two: every three in a row.  MTP: 512, 64. */
 static void test_all(void **state)
 {
     struct walk *w = calloc(2, sizeof *w);
     struct test_rng r = {.s = 11};
     uint8_t triples[ROUNDS_MAX], *all;
-    bool seen[ORACLE_MOD][ORACLE_CHOICES] = {{false}};
-    bool row[ORACLE_CHOICES][ORACLE_CHOICES][ORACLE_CHOICES] = {{{false}}};
-    int n, pos, found = 0, n_triples = oracle_triples(triples, ROUNDS_MAX);
+    bool seen[ORACLE_MOD][ORACLE_CHOICES_MAX] = {{false}};
+    bool row[ORACLE_CHOICES_MAX][ORACLE_CHOICES_MAX][ORACLE_CHOICES_MAX] = {{{false}}};
+    int n, pos, found = 0, n_triples = oracle_triples(triples, ROUNDS_MAX), c = oracle_choices;
 
     (void)state;
     triples[n_triples] = triples[0]; /* the list is circular */
@@ -212,17 +213,17 @@ static void test_all(void **state)
     n_triples += 2;
     for (int i = 2; i < n_triples; i++)
         row[triples[i - 2]][triples[i - 1]][triples[i]] = true;
-    for (int i = 0; i < 216; i++)
-        found += row[i / 36][i / 6 % 6][i % 6];
-    assert_int_equal(found, 216);
+    for (int i = 0; i < c * c * c; i++)
+        found += row[i / c / c][i / c % c][i % c];
+    assert_int_equal(found, c * c * c);
     all = oracle_circuit(0, 37, &n);
     pos = 37;
     for (int i = 0; i < n; i++) {
         seen[pos][all[i]] = true;
         pos = (pos + all[i] + 1) % ORACLE_MOD;
     }
-    for (int i = 0; i < ORACLE_MOD * ORACLE_CHOICES; i++)
-        assert_true(seen[i / ORACLE_CHOICES][i % ORACLE_CHOICES]);
+    for (int i = 0; i < ORACLE_MOD * c; i++)
+        assert_true(seen[i / c][i % c]);
     walk_init(&w[0], 37, all, test_size(n, n, 60), 1, &r);
     walk_init(&w[1], 101, triples, test_size(n_triples, n_triples, 40), 0, &r);
     free(all);
@@ -235,7 +236,7 @@ static void test_all(void **state)
     free(w);
 }
 
-/* Every (position mod 128, three rounds in a row): 27,648 rounds in pieces that overlap by two. */
+/* Every (position mod 128, three rounds in a row): 27,648 rounds (MTP: 8,192) in pieces that overlap by two. */
 static void test_positions_of_triples(void **state)
 {
     enum { PIECE = 900, AT_ONCE = 8 };
@@ -246,7 +247,7 @@ static void test_positions_of_triples(void **state)
     int most = test_size(PIECE, n, 0);
 
     (void)state;
-    assert_int_equal(n, ORACLE_MOD * 216);
+    assert_int_equal(n, ORACLE_MOD * oracle_choices * oracle_choices * oracle_choices);
     /* the rounds in a row that lead to a piece's first must be in it too */
     for (int at = 0; at < most;) {
         int len = FST_MIN(PIECE, most - at);
@@ -280,7 +281,7 @@ static void test_ends_inside(void **state)
     char path[128];
 
     (void)state;
-    memset(whole, GAMMA, sizeof whole);
+    memset(whole, gamma_of, sizeof whole);
     walk_init(w, 5, whole, 8, 1, &r);
     make_wants(w, 1);
     write_oracle(w, 1, path);
@@ -318,9 +319,11 @@ static void test_forced_rejection(void **state)
     for (int i = 0; i < N; i++)
         walk_init(&w[i], 13 * i, none, test_size(16, 40, 10), i & 1, &r);
     make_wants(w, N);
-    for (int k = 1; k <= GAMMA; k++) {
-        struct fst_engine_opts o = {
-            .verify_mode = "static", .debug_hooks = true, .debug_reject_at = k};
+    for (int k = 1; k <= gamma_of; k++) {
+        struct fst_engine_opts o = {.spec_algorithm = algorithm,
+                                    .verify_mode = "static",
+                                    .debug_hooks = true,
+                                    .debug_reject_at = k};
         fst_engine *e = engine_of_test(o, model_dir, CONTEXT, N);
         int most = test_size(N, N, 2);
         for (int batch = 1; batch <= most; batch++) {
@@ -330,13 +333,45 @@ static void test_forced_rejection(void **state)
             for (int i = 0; i < batch; i++) {
                 collect(req[i], &got);
                 compare(&got, &w[i], w[i].want.n, "forced rejection");
-                for (int at = k - 1; at < GAMMA; at++)
+                for (int at = k - 1; at < gamma_of; at++)
                     assert_int_equal(got.spec.accepted_by_position[at], 0);
             }
         }
         fst_engine_close(e);
     }
     free(w);
+}
+
+/* The same behind an MTP block. */
+static void as_mtp(void (*test)(void **), void **state)
+{
+    algorithm = "mtp";
+    gamma_of = 3;
+    oracle_choices = gamma_of + 1;
+    test(state);
+    algorithm = "dspark";
+    gamma_of = 5;
+    oracle_choices = gamma_of + 1;
+}
+
+static void test_mtp_all(void **state)
+{
+    as_mtp(test_all, state);
+}
+
+static void test_mtp_positions_of_triples(void **state)
+{
+    as_mtp(test_positions_of_triples, state);
+}
+
+static void test_mtp_ends_inside(void **state)
+{
+    as_mtp(test_ends_inside, state);
+}
+
+static void test_mtp_forced_rejection(void **state)
+{
+    as_mtp(test_forced_rejection, state);
 }
 
 static int load(void **state)
@@ -360,8 +395,13 @@ static int unload(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all), cmocka_unit_test(test_positions_of_triples),
-        cmocka_unit_test(test_ends_inside), cmocka_unit_test(test_forced_rejection)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all),
+                                       cmocka_unit_test(test_positions_of_triples),
+                                       cmocka_unit_test(test_ends_inside),
+                                       cmocka_unit_test(test_forced_rejection),
+                                       cmocka_unit_test(test_mtp_all),
+                                       cmocka_unit_test(test_mtp_positions_of_triples),
+                                       cmocka_unit_test(test_mtp_ends_inside),
+                                       cmocka_unit_test(test_mtp_forced_rejection)};
     return cmocka_run_group_tests(tests, load, unload);
 }

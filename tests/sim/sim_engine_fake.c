@@ -24,6 +24,7 @@ enum { VOCAB = 50, WINDOW = 16, GAMMA = 5, EOS = 1, CONTEXT = 1024, HELD = WINDO
 /* ------------------------------------------------------------------ the model */
 
 static double draft_right = 0.7; /* share of drafts that are the target's own draw */
+static bool has_mtp;             /* the checkpoint has an MTP block, not DSpark */
 static int nan_at = -1;          /* position whose logits hold a NaN */
 static int fail_forward_at = -1; /* step number at which the model fails */
 static int n_forwards;
@@ -34,7 +35,7 @@ struct model {
     struct kernels ref;
     uint64_t (*hash)[CONTEXT];     /* by slot and position */
     uint32_t (*tenant)[CONTEXT];   /* generation that wrote it */
-    uint64_t (*injected)[CONTEXT]; /* hash that was injected */
+    uint64_t (*injected)[CONTEXT]; /* hash that was injected; MTP: with the token behind it */
     uint32_t (*injector)[CONTEXT];
     uint64_t (*held)[HELD]; /* hash of the position that a slot's ring holds, and who held it */
     int64_t (*held_pos)[HELD];
@@ -70,11 +71,13 @@ enum fst_status weights_open(struct weights **out, const char *dir, const struct
                                       .vocab_size = VOCAB,
                                       .window = WINDOW,
                                       .max_positions = CONTEXT,
-                                      .eos_id = EOS,
-                                      .has_dspark = true,
-                                      .confidence_head = true,
-                                      .n_stages = 3,
-                                      .gamma = GAMMA};
+                                      .eos_id = EOS};
+    w->config.has_mtp = has_mtp;
+    if (!has_mtp) {
+        w->config.has_dspark = w->config.confidence_head = true;
+        w->config.n_stages = 3;
+        w->config.gamma = GAMMA;
+    }
     *out = w;
     return FST_OK;
 }
@@ -231,6 +234,7 @@ enum fst_status model_forward(struct model *m, struct kv *kv, const struct rows 
 enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *rows,
                              const int32_t *row, int n)
 {
+    FST_ASSERT(m->config.has_dspark);
     for (int i = 0; i < n; i++) {
         int t = row[i], s = rows->slot[t], p = rows->pos[t];
         FST_ASSERT(i == 0 || row[i] > row[i - 1]);
@@ -241,14 +245,17 @@ enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *
     return FST_OK;
 }
 
-int model_held_rows(const struct model *m)
+int model_held_rows(const struct model *m, const struct kv *kv)
 {
     (void)m;
+    (void)kv;
     return HELD;
 }
 
-enum fst_status model_hold(struct model *m, const struct rows *rows, const int32_t *row, int n)
+enum fst_status model_hold(struct model *m, struct kv *kv, const struct rows *rows,
+                           const int32_t *row, int n)
 {
+    (void)kv;
     for (int i = 0; i < n; i++) {
         int t = row[i], s = rows->slot[t], p = rows->pos[t];
         FST_ASSERT(i == 0 || row[i] > row[i - 1]);
@@ -272,6 +279,9 @@ enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct m
             FST_ASSERT(m->held_pos[s][p % HELD] == p);
             FST_ASSERT(m->holder[s][p % HELD] == kv->slots[s].generation + 1);
             m->injected[s][p] = m->held[s][p % HELD];
+            if (m->config.has_mtp)
+                m->injected[s][p] =
+                    mix(m->injected[s][p], (uint64_t)held[i].next[p - held[i].from]);
             m->injector[s][p] = kv->slots[s].generation + 1;
         }
     }
@@ -306,9 +316,19 @@ enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_b
 
         FST_ASSERT(kv->slots[s].used);
         FST_ASSERT(n == kv->slots[s].n_committed);
-        for (int64_t p = FST_MAX(0, n - WINDOW); p < n; p++) {
+        for (int64_t p = FST_MAX(0, n - WINDOW); p < n - m->config.has_mtp; p++) {
             FST_ASSERT(m->injector[s][p] == g + 1);
-            FST_ASSERT(m->injected[s][p] == m->hash[s][p]);
+            FST_ASSERT(m->injected[s][p] == m->hash[s][p + m->config.has_mtp]);
+        }
+        if (m->config.has_mtp) { /* its first row is for good, the others are anything */
+            FST_ASSERT(!b->conf);
+            FST_ASSERT(m->held_pos[s][(n - 1) % HELD] == n - 1);
+            FST_ASSERT(m->held[s][(n - 1) % HELD] == m->hash[s][n - 1]);
+            FST_ASSERT(m->holder[s][(n - 1) % HELD] == g + 1);
+            for (int64_t p = n - 1; p < n - 1 + b->gamma; p++) {
+                m->injected[s][p] = p >= n ? 0 : mix(m->hash[s][n - 1], (uint64_t)b->anchor[i]);
+                m->injector[s][p] = g + 1;
+            }
         }
         h = mix(m->hash[s][n - 1], (uint64_t)b->anchor[i]);
         for (int k = 0; k < b->gamma; k++) {
@@ -559,8 +579,12 @@ static void test_days(void **state)
         o.chunked_prefill_size = 1 + test_below(&r, test_below(&r, 2) ? 8 : 300);
         /* Often too few pages for all: somebody must give his place back. */
         o.max_total_tokens = o.context_length + test_below(&r, 1200);
-        o.spec_algorithm = test_below(&r, 4) ? "dspark" : "none";
-        o.spec_block_size = 1 + test_below(&r, GAMMA);
+        has_mtp = day % 3 == 2;
+        o.spec_algorithm = !test_below(&r, 4) ? "none" : has_mtp ? "mtp" : "dspark";
+        if (has_mtp)
+            o.spec_num_steps = 1 + test_below(&r, MODEL_MTP_STEPS);
+        else
+            o.spec_block_size = 1 + test_below(&r, GAMMA);
         o.verify_mode = (const char *const[]){"auto", "static", "cap", "compact"}[day % 4];
         o.audit_share = 0.5 * (day % 3); /* between requests, and before the engine goes */
         o.audit_time = 1;
@@ -602,6 +626,7 @@ static void test_days(void **state)
         trimmed += s.spec_trimmed;
         fst_engine_close(e);
     }
+    has_mtp = false;
     draft_seams = (struct draft_seams){0};
     assert_int_equal(by_band, rounds);
     assert_true(resumed > 0);

@@ -3,17 +3,22 @@
 #define TESTS_SUPPORT_ENGINE_H
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "firesteel/engine.h"
 #include "support/cm.h"
 
+/* The bundled target with an MTP block; the build makes it (cmake/tests.cmake). */
+#define ENGINE_MTP_MODEL "build/kindling-mtp"
+
 /* An engine on the model and the device of FST_TEST_DEVICE (cuda: the promise on a card), with these sizes where o
- * has none. */
+ * has none.  Algorithm mtp is on ENGINE_MTP_MODEL, whose answers are kindling's. */
 static inline fst_engine *engine_of_test(struct fst_engine_opts o, const char *model_dir,
                                          int64_t context_length, int max_running)
 {
     fst_engine *e;
-    o.model_dir = model_dir;
+    bool mtp = o.spec_algorithm && strcmp(o.spec_algorithm, "mtp") == 0;
+    o.model_dir = mtp ? ENGINE_MTP_MODEL : model_dir;
     o.kernels = getenv("FIRESTEEL_KERNELS");
     o.device = getenv("FST_TEST_DEVICE");
     if (!o.context_length)

@@ -9,7 +9,7 @@
 #include "kv/kv.h"
 #include "support/cm.h"
 
-enum { CONTEXT = 256 * 6 + 40, LETTERS = 4, WINDOW = 8, HEAD = 4, INDEX = 2 };
+enum { CONTEXT = 256 * 6 + 40, LETTERS = 4, WINDOW = 8, HEAD = 4, INDEX = 2, CARRY = 3 };
 
 static inline struct kv_spec contents_spec(int n_slots, int n_pages)
 {
@@ -19,6 +19,7 @@ static inline struct kv_spec contents_spec(int n_slots, int n_pages)
                             .rope_dim = 2,
                             .index_dim = INDEX,
                             .window = WINDOW,
+                            .carry_floats = CARRY,
                             .block = 3,
                             .format = ROW_F32,
                             .index_format = INDEX_F32,
@@ -60,11 +61,18 @@ static inline float *key_row(const struct kv_layer *l, const int32_t *pages, int
     return (float *)(void *)l->index_keys + ((int64_t)pages[e / 64] * 64 + e % 64) * INDEX;
 }
 
+/* What the slot carries of a position. */
+static inline float *carry_row(const struct kv *kv, int slot, int64_t pos)
+{
+    return kv->carry + (slot * kv->ring + pos % kv->ring) * CARRY;
+}
+
 /* What a step does at a position. */
 static inline void compute(struct kv *kv, int slot, int pos, uint64_t h)
 {
     const int32_t *pages = kv->pages + slot * kv->page_stride;
     assert_int_equal(kv->kept[pages[pos / 256]], KV_NOT_KEPT); /* what is shared is not written */
+    words(carry_row(kv, slot, pos), CARRY, h, 63, true);
     for (int i = 0; i < kv->spec.n_layers; i++) {
         const struct kv_layer *l = &kv->layer[i];
         uint64_t what = (uint64_t)i * 8;
@@ -97,6 +105,8 @@ static inline void compare_inputs(float *row, int width, uint64_t h, uint64_t wh
 static inline void compare_rows(const struct kv *kv, int slot, int n, const uint64_t *h_of)
 {
     const int32_t *pages = kv->pages + slot * kv->page_stride;
+    if (n)
+        words(carry_row(kv, slot, n - 1), CARRY, h_of[n - 1], 63, false);
     for (int i = 0; i < kv->spec.n_layers; i++) {
         const struct kv_layer *l = &kv->layer[i];
         uint64_t what = (uint64_t)i * 8;

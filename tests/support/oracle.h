@@ -9,7 +9,9 @@
 #include "base/base.h"
 #include "support/tmpdir.h"
 
-enum { ORACLE_MOD = 128, ORACLE_CHOICES = 6 };
+enum { ORACLE_MOD = 128, ORACLE_CHOICES_MAX = 6 };
+/* 0 .. so many less one drafts are accepted in a round. */
+static int oracle_choices = ORACLE_CHOICES_MAX;
 
 /* All edges of the graph with so many rounds remembered (0..2), from the node of position `start` and
  * nothing accepted before.  Returns the accepted drafts of each round: owned (free), *n of them. */
@@ -17,9 +19,9 @@ static inline uint8_t *oracle_circuit(int remembered, int start, int *n)
 {
     int past = 1, n_nodes, n_edges, top = 0, out;
     for (int i = 0; i < remembered; i++)
-        past *= ORACLE_CHOICES;
+        past *= oracle_choices;
     n_nodes = ORACLE_MOD * past;
-    n_edges = n_nodes * ORACLE_CHOICES;
+    n_edges = n_nodes * oracle_choices;
     uint8_t *next = calloc((size_t)n_nodes, 1), *path = malloc((size_t)n_edges + 1);
     int *stack = malloc(((size_t)n_edges + 1) * sizeof *stack);
     uint8_t *by = malloc((size_t)n_edges + 1);
@@ -29,9 +31,9 @@ static inline uint8_t *oracle_circuit(int remembered, int start, int *n)
     out = n_edges;
     while (top > 0) { /* Hierholzer: a dead end is the end of what is left of the circuit */
         int node = stack[top - 1];
-        if (next[node] < ORACLE_CHOICES) {
+        if (next[node] < oracle_choices) {
             int k = next[node]++, pos = (node / past + k + 1) % ORACLE_MOD;
-            stack[top] = pos * past + (past > 1 ? (node % past * ORACLE_CHOICES + k) % past : 0);
+            stack[top] = pos * past + (past > 1 ? (node % past * oracle_choices + k) % past : 0);
             by[top++] = (uint8_t)k;
         } else if (--top > 0) {
             path[--out] = by[top];
@@ -45,7 +47,7 @@ static inline uint8_t *oracle_circuit(int remembered, int start, int *n)
     return path;
 }
 
-/* The shortest circular list of 0..5 in which each of the 6^3 triples stands: 216 rounds. */
+/* The shortest circular list of choices in which each of their triples stands: 6^3 are 216 rounds. */
 static inline int oracle_triples(uint8_t *out, int size)
 {
     uint8_t a[4] = {0};
@@ -53,10 +55,10 @@ static inline int oracle_triples(uint8_t *out, int size)
     /* de Bruijn sequence: the Lyndon words of lengths 1 and 3 in order (Fredricksen and Maiorana) */
     for (;;) {
         int len = 3;
-        while (len > 0 && a[len - 1] == ORACLE_CHOICES - 1)
+        while (len > 0 && a[len - 1] == oracle_choices - 1)
             len--;
         if (n == 0) {
-            assert_true(size >= 216);
+            assert_true(size >= oracle_choices * oracle_choices * oracle_choices);
             out[n++] = 0;
         }
         if (len == 0)

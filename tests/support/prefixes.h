@@ -130,6 +130,12 @@ static const struct {
      {.kv_layout = "unified-bf16", .chunked_prefill_size = 64}},
     {"drafting, paged rows, chunks of 100", {.kv_layout = "paged", .chunked_prefill_size = 100}},
     {"drafts of two, fp8 rows", {.spec_block_size = 2}},
+    {"MTP, fp8 rows", {.spec_algorithm = "mtp"}},
+    {"two MTP steps, bf16 rows, chunks of 64",
+     {.spec_algorithm = "mtp",
+      .spec_num_steps = 2,
+      .kv_layout = "unified-bf16",
+      .chunked_prefill_size = 64}},
 };
 
 /* The device has this cell's layout. */

@@ -48,6 +48,17 @@ static inline struct hashweights_spec rig_small(enum hashweights_format format)
     return s;
 }
 
+/* The same target with an MTP block. */
+static inline struct hashweights_spec rig_small_mtp(enum hashweights_format format)
+{
+    struct hashweights_spec s = rig_small(format);
+    s.draft = INVENTORY_MTP;
+    s.config.has_dspark = false;
+    s.config.has_mtp = true;
+    s.config.n_stages = s.config.gamma = s.config.markov_rank = s.config.noise_id = 0;
+    return s;
+}
+
 /* ---------------------------------------------------------------- the rig */
 
 struct rig_opts {
@@ -208,6 +219,46 @@ static inline void rig_inject(struct rig *r, int first, int n)
     rig_ok(model_inject(r->m, &r->kv, &r->rows, r->pick + first, n));
 }
 
+static inline int rig_argmax(const float *x, int n)
+{
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (x[i] > x[best])
+            best = i;
+    return best;
+}
+
+/* One round of MTP drafts behind n committed positions and the token after them; logits: (gamma, vocab) or
+ * NULL. */
+static inline void rig_mtp_round(struct rig *r, int slot, int64_t n, int32_t anchor, int gamma,
+                                 int32_t *drafts, float *logits)
+{
+    struct draw_params greedy = {0};
+    uint32_t out_pos = 0;
+    struct draft_batch d = {.n = 1,
+                            .gamma = gamma,
+                            .slot = &slot,
+                            .n_committed = &n,
+                            .anchor = &anchor,
+                            .draw = &greedy,
+                            .out_pos = &out_pos,
+                            .ids = drafts,
+                            .logits = logits};
+    rig_ok(model_draft(r->m, &r->kv, &d));
+}
+
+/* One MTP draft behind each of the n positions of the last step, the first of its slot; ids (n + 1), out
+ * (n, vocab): logits for position p + 2. */
+static inline void rig_mtp(struct rig *r, int slot, const int32_t *ids, int n, float *out)
+{
+    for (int p = 0; p < n; p++) {
+        int32_t draft;
+        rig_ok(model_hold(r->m, &r->kv, &r->rows, r->pick + p, 1));
+        rig_mtp_round(r, slot, p + 1, ids[p + 1], 1, &draft, out + (int64_t)p * r->vocab);
+        assert_int_equal(draft, rig_argmax(out + (int64_t)p * r->vocab, r->vocab));
+    }
+}
+
 /* ids through the model in steps of `chunk` rows, logits of every position into out (n, vocab). */
 static inline void rig_chunks(struct rig *r, int slot, const int32_t *ids, int n, int chunk,
                               float *out)
@@ -220,15 +271,6 @@ static inline void rig_chunks(struct rig *r, int slot, const int32_t *ids, int n
 }
 
 /* ---------------------------------------------------------------- comparing */
-
-static inline int rig_argmax(const float *x, int n)
-{
-    int best = 0;
-    for (int i = 1; i < n; i++)
-        if (x[i] > x[best])
-            best = i;
-    return best;
-}
 
 static inline double rig_norm(const float *x, int64_t n)
 {

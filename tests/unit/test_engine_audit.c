@@ -227,6 +227,7 @@ static void test_replay_equal(void **state)
         {.kv_layout = "unified-bf16", .max_running_requests = 3, .verify_mode = "static"},
         {.kv_layout = "paged", .chunked_prefill_size = 64, .verify_mode = "cap"},
         {.spec_algorithm = "none"},
+        {.spec_algorithm = "mtp", .chunked_prefill_size = 9, .verify_mode = "static"},
         {.context_length = 512, .max_total_tokens = 1024, .index_keys = "fp8"},
     };
     char name[4][128];
@@ -260,7 +261,7 @@ static void test_replay_equal(void **state)
         assert_int_equal(rep.left_out, 0);
         assert_true(rep.rows > (uint64_t)test_size(300, 300, 100));
         assert_int_equal(rep.hashes, rep.rows);
-        if (k < 4) /* auto drafts when it pays */
+        if (k < 5) /* auto drafts when it pays */
             assert_true(k == 3 ? rep.drafts == 0 : rep.drafts > (uint64_t)test_size(100, 100, 20));
         remove_records();
     }

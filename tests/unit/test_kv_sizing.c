@@ -229,6 +229,12 @@ static void test_snapshots(void **state)
     assert_int_equal(worst.total, sizing_snapshot_at(&f, 128, 511).total);
     assert_int_equal(worst.total, worst.window + worst.state + worst.page);
     /* V4.1: windows alone where a page ends, half a pair elsewhere */
+    /* MTP: the streams after the last position, and of every ring row of a slot */
+    struct sizing_spec m = f;
+    m.carry_bytes = 65536;
+    assert_int_equal(sizing_snapshot_at(&m, 128, 300).total,
+                     sizing_snapshot_at(&f, 128, 300).total + 65536);
+    assert_int_equal(sizing_state_bytes(&m) - sizing_state_bytes(&f), 9 * 133 * 65536);
     v.n_draft = 3;
     assert_int_equal(sizing_snapshot_at(&v, 128, 512).total, 128 * 43 * 528);
     assert_int_equal(sizing_snapshot_at(&v, 128, 513).state, 3 * 4096);
@@ -270,6 +276,7 @@ static void test_wrong_fields(void **state)
     WRONG(n_draft, -1, "n_draft");
     WRONG(n_classes, 5, "n_classes");
     WRONG(ring, 0, "ring");
+    WRONG(carry_bytes, -1, "carry_bytes");
     WRONG(n_slots, 0, "n_slots");
     WRONG(class[1].ratio, 3, "class.ratio");
     WRONG(class[1].state_ring, -1, "class.state_ring");
@@ -292,6 +299,7 @@ static void test_plan_is_what_is_allocated(void **state)
                             .rope_dim = 64,
                             .index_dim = 128,
                             .window = 128,
+                            .carry_floats = i % 3 * 40,
                             .block = 1 + i % 6,
                             .lag = i % 2,
                             .format = row[i % 4],

@@ -18,6 +18,7 @@ static struct kv_spec spec_of(enum row_format format, enum index_format index)
                             .rope_dim = 64,
                             .index_dim = 128,
                             .window = 128,
+                            .carry_floats = 36,
                             .block = 6,
                             .format = format,
                             .index_format = index,
@@ -151,6 +152,9 @@ static void expect_all(const struct pair *p, int64_t n)
                 expect_key(p, l, a, b, e);
         }
     }
+    const int64_t ring = 133, width = 36, last = (n - 1) % ring;
+    expect(p, kv->carry + (p->from * ring + last) * width,
+           kv->carry + (p->to * ring + last) * width, width * 4);
 }
 
 static void ids_of(int32_t *ids, int64_t n, uint64_t seed)
@@ -279,7 +283,7 @@ static void test_sizes(void **state)
         for (int64_t n = 128; n < 128 + 2 * 256; n++)
             assert_int_equal(kv_snapshot_bytes(&kv, n), sizing_snapshot_at(&z, 128, n).total);
         int64_t row = sizing_snapshot_at(&z, 128, 128).window / 128; /* of all layers */
-        assert_int_equal(kv_snapshot_bytes(&kv, 1), row + 4 * (2048 + 512) + 4 * 1024);
+        assert_int_equal(kv_snapshot_bytes(&kv, 1), row + 4 * (2048 + 512) + 4 * 1024 + 4 * 36);
         kv_release(&kv);
     }
 }

@@ -113,9 +113,10 @@ struct pair {
     struct test_rng rng;
 };
 
-static void pair_weights(struct weights *w[2])
+static void pair_weights(struct weights *w[2], bool mtp)
 {
-    struct hashweights_spec spec = rig_small(HASHWEIGHTS_FP4);
+    struct hashweights_spec spec =
+        mtp ? rig_small_mtp(HASHWEIGHTS_FP4) : rig_small(HASHWEIGHTS_FP4);
     for (int i = 0; i < 2; i++)
         w[i] = rig_weights(&spec);
     rig_ok(weights_upload(w[1], &far_device, &one_reader));
@@ -194,6 +195,20 @@ static void pair_step(struct pair *p, const struct rig_span *span, int n_spans, 
     rig_same(logits[1], logits[0], (int64_t)n_logits * VOCAB, "logits of a recorded step");
 }
 
+/* The same for an MTP block: held, then those in front of the last one injected. */
+static void pair_hold(struct pair *p, struct rig *r, const int32_t *row, int rows, int n)
+{
+    struct model_held h[SLOTS];
+    int held = 0;
+    rig_ok(model_hold(r->m, &r->kv, &r->rows, row, rows));
+    for (int s = 0; s < n; s++) {
+        int t = r->first[s];
+        if (r->pos[t] < p->n[s] - 1)
+            h[held++] = (struct model_held){p->slot[s], r->pos[t], p->n[s] - 1, r->id + t + 1};
+    }
+    rig_ok(model_inject_held(r->m, &r->kv, h, held));
+}
+
 /* The rows of the step that stay, into the drafter; then a draft for the first n slots. */
 static void pair_draft(struct pair *p, int n)
 {
@@ -205,7 +220,10 @@ static void pair_draft(struct pair *p, int n)
         for (int t = 0; t < r->rows.n_rows; t++)
             if (r->pos[t] < p->n[r->slot[t] - p->slot[0]])
                 row[rows++] = t;
-        rig_ok(model_inject(r->m, &r->kv, &r->rows, row, rows));
+        if (r->w->config.has_mtp)
+            pair_hold(p, r, row, rows, n);
+        else
+            rig_ok(model_inject(r->m, &r->kv, &r->rows, row, rows));
         for (int s = 0; s < n; s++) {
             b->slot[s] = p->slot[s];
             b->anchor[s] = (int32_t)(p->n[s] * 7 % VOCAB);
@@ -248,14 +266,13 @@ static void pair_turn(struct pair *p)
 
 /* Positions on both sides of those where index top-k begins to choose, and of a page's end.  What lies
  * before the first is zeros for both. */
-static void test_recorded(void **state)
+static void check_recorded(bool mtp)
 {
     static const int64_t start[SLOTS] = {40, 230, 3, 100};
     enum { TURNS = 60 };
     struct weights *w[2];
     struct pair p;
-    (void)state;
-    pair_weights(w);
+    pair_weights(w, mtp);
     pair_open(&p, w, false);
     memcpy(p.n, start, sizeof start);
     for (int i = 0; i < TURNS; i++)
@@ -272,6 +289,18 @@ static void test_recorded(void **state)
     pair_weights_free(w);
 }
 
+static void test_recorded(void **state)
+{
+    (void)state;
+    check_recorded(false);
+}
+
+static void test_recorded_mtp(void **state)
+{
+    (void)state;
+    check_recorded(true);
+}
+
 /* More shapes than are held: the oldest go, and are recorded again when they come again. */
 static void test_many_shapes(void **state)
 {
@@ -279,7 +308,7 @@ static void test_many_shapes(void **state)
     struct pair p;
     int32_t ids[ROWS] = {0};
     (void)state;
-    pair_weights(w);
+    pair_weights(w, false);
     pair_open(&p, w, false);
     for (int n = 1, shapes = 0; shapes < 70 + 5; n = n % 10 + 1)
         for (int logits = 0; logits < 7 && shapes < 70 + 5; logits++, shapes++)
@@ -303,7 +332,7 @@ static void test_recording_faults(void **state)
                          &far_state.fail_kernel, NULL};
     struct weights *w[2];
     (void)state;
-    pair_weights(w);
+    pair_weights(w, false);
     for (size_t i = 0; i < FST_COUNT(fail); i++) {
         struct pair p;
         int32_t ids[4] = {1, 2, 3, 4};
@@ -439,10 +468,13 @@ static void test_table(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_many_shapes),   cmocka_unit_test(test_recording_faults),
-        cmocka_unit_test(test_upload_faults), cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_table)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
+                                       cmocka_unit_test(test_recorded),
+                                       cmocka_unit_test(test_recorded_mtp),
+                                       cmocka_unit_test(test_many_shapes),
+                                       cmocka_unit_test(test_recording_faults),
+                                       cmocka_unit_test(test_upload_faults),
+                                       cmocka_unit_test(test_marks),
+                                       cmocka_unit_test(test_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -98,12 +98,12 @@ static void draft(struct rig *r, int slot, int64_t n, int32_t anchor)
  * each need more than one call where the workspace is small. */
 static void hold_and_inject(struct rig *r, int slot, int n, struct test_rng *rng, bool parts)
 {
-    int keep = model_held_rows(r->m), from = FST_MAX(0, n - keep);
+    int keep = model_held_rows(r->m, &r->kv), from = FST_MAX(0, n - keep);
     struct model_held h[1] = {{.slot = slot, .from = from, .to = n}};
     for (int at = 0, len; at < n; at += len) {
         len = 1 + test_below(rng, 40);
         len = FST_MIN(len, n - at);
-        rig_ok(model_hold(r->m, &r->rows, r->pick + at, len));
+        rig_ok(model_hold(r->m, &r->kv, &r->rows, r->pick + at, len));
     }
     if (parts) {
         h->to = from + keep / 3;
@@ -178,7 +178,7 @@ static void test_held_together(void **state)
             for (int i = 0; i < 2; i++) {
                 rig_run(&r, slot[i], at, ids[i] + at, ROWS);
                 if (held)
-                    rig_ok(model_hold(r.m, &r.rows, r.pick, ROWS));
+                    rig_ok(model_hold(r.m, &r.kv, &r.rows, r.pick, ROWS));
                 else
                     rig_inject(&r, 0, ROWS);
             }
@@ -186,7 +186,7 @@ static void test_held_together(void **state)
             for (int l = small->config.n_layers; l < r.kv.spec.n_layers; l++)
                 memset(r.kv.layer[l].nope, 0x11, (size_t)(r.kv.layer[l].n_rows * 512));
             for (int i = 0; i < 2; i++)
-                h[i] = (struct model_held){slot[i], N - small->config.window, N};
+                h[i] = (struct model_held){slot[i], N - small->config.window, N, NULL};
             rig_ok(model_inject_held(r.m, &r.kv, h, 2));
         }
         for (int i = 0; i < 2; i++) {

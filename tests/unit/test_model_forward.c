@@ -1,4 +1,4 @@
-/* Statuses, memory and bookkeeping of a forward; the MTP block in chunks; the bundled model. */
+/* Statuses, memory and bookkeeping of a forward; the bundled model. */
 #include "support/rig.h"
 
 static struct weights *t1;
@@ -52,19 +52,16 @@ static void test_foreign_ids(void **state)
         rig_rows(&r, &s, 1);
         assert_int_equal(model_forward(r.m, &r.kv, &r.rows, r.pick, 4, &logits), FST_EINVAL);
         assert_non_null(strstr(fst_error_text(), "row 2"));
-        assert_int_equal(model_mtp_forward(r.m, &r.kv, &r.rows, bad + 12, r.pick, 4, &logits),
-                         FST_EINVAL);
     }
     rig_same(rig_run(&r, slot, 12, ids + 12, 1), want, 512, "after refusals");
     rig_close(&r);
 }
 
-/* After model_open nobody allocates: prefill, decode, MTP, no logits at all. */
+/* After model_open nobody allocates: prefill, decode, no logits at all. */
 static void test_no_allocation(void **state)
 {
     struct rig r;
     int32_t ids[41];
-    float *logits;
     (void)state;
     struct rig_opts o = options(40);
     rig_open(&r, &o);
@@ -72,7 +69,6 @@ static void test_no_allocation(void **state)
     int slot = rig_slot(&r);
     uint64_t before = mem_count();
     rig_run(&r, slot, 0, ids, 40);
-    rig_ok(model_mtp_forward(r.m, &r.kv, &r.rows, ids + 1, r.pick, 40, &logits));
     rig_run(&r, slot, 40, ids + 40, 1);
     rig_ok(model_forward(r.m, &r.kv, &r.rows, NULL, 0, NULL));
     assert_true(mem_count() == before);
@@ -213,38 +209,6 @@ static void test_timings(void **state)
     rig_close(&r);
 }
 
-/* The MTP block keeps its own window: chunks and single rows give the bits of one shot. */
-static void test_mtp_chunks(void **state)
-{
-    static const int chunk[] = {60, 1, 7, 33};
-    struct rig r;
-    int32_t ids[61];
-    float *want = rig_floats(60 * 512), *logits;
-    (void)state;
-    struct rig_opts o = options(60);
-    o.block = 7;
-    rig_open(&r, &o);
-    hashweights_tokens(ids, 61, 512, 0);
-    for (int i = 0; i < 4; i++) {
-        int slot = rig_slot(&r);
-        for (int at = 0; at < 60; at += chunk[i]) {
-            int len = FST_MIN(chunk[i], 60 - at);
-            rig_run(&r, slot, at, ids + at, len);
-            /* up to a block's rows twice: streams are kept, the first call's rows rewritten */
-            int32_t other[60] = {0};
-            if (len <= o.block)
-                rig_ok(model_mtp_forward(r.m, &r.kv, &r.rows, other, r.pick, len, &logits));
-            rig_ok(model_mtp_forward(r.m, &r.kv, &r.rows, ids + at + 1, r.pick, len, &logits));
-            if (i == 0)
-                memcpy(want, logits, 60 * 512 * sizeof *want);
-            rig_same(logits, want + at * 512, len * 512, "MTP rows");
-        }
-        kv_slot_close(&r.kv, slot);
-    }
-    free(want);
-    rig_close(&r);
-}
-
 /* Padding rows (slot 0) disturb nobody. */
 static void test_padding_rows(void **state)
 {
@@ -345,9 +309,8 @@ static void test_bundled(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_foreign_ids), cmocka_unit_test(test_no_allocation),
-        cmocka_unit_test(test_open_faults), cmocka_unit_test(test_timings),
-        cmocka_unit_test(test_mtp_chunks),  cmocka_unit_test(test_padding_rows),
-        cmocka_unit_test(test_bundled)};
+        cmocka_unit_test(test_foreign_ids),  cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_open_faults),  cmocka_unit_test(test_timings),
+        cmocka_unit_test(test_padding_rows), cmocka_unit_test(test_bundled)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

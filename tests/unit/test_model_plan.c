@@ -30,7 +30,10 @@ static struct model_plan_ask ask(const struct weights *w, double bytes)
                                .format = ROW_FP8,
                                .chunk = MODEL_PLAN_CHUNK};
     kernels_init(&plain, 0);
-    assert_int_equal(model_plan_drafting(&w->config, NULL, 0, &a.drafting, &a.gamma), FST_OK);
+    struct model_drafting_ask bundled = {0};
+    const char *name;
+    assert_int_equal(model_plan_drafting(&w->config, &bundled, &name, &a.gamma), FST_OK);
+    a.drafting = a.gamma > 0;
     return a;
 }
 
@@ -81,7 +84,7 @@ static void test_bytes_of_a_token(void **state)
     } cases[] = {{"v4-flash-dspark", SIZING_TIGHT, ROW_FP8, INDEX_FP4, false, 3817},
                  {"v4-flash-dspark", SIZING_TIGHT, ROW_FP8, INDEX_FP8, false, 4153},
                  {"v4-flash", SIZING_TIGHT, ROW_BF16, INDEX_FP8, false, 6229},
-                 {"v4-flash", SIZING_PUBLISHED, ROW_BF16, INDEX_FP8, false, 6229},
+                 {"v4-flash", SIZING_PUBLISHED, ROW_BF16, INDEX_FP8, false, 6373.86},
                  {"v4-pro-dspark", SIZING_TIGHT, ROW_FP8, INDEX_FP8, false, 5945},
                  {"v4-pro-dspark", SIZING_PUBLISHED, ROW_FP8, INDEX_FP8, false, 6042.46},
                  {"v4-pro-dspark", SIZING_PUBLISHED, ROW_BF16, INDEX_FP8, false, 9064.20},
@@ -100,6 +103,36 @@ static void test_bytes_of_a_token(void **state)
         near(p.bytes.bytes_per_full_token, cases[i].bytes, 0.005);
         weights_free(w);
     }
+}
+
+/* An MTP block has one ring of 131 rows, and beside each row the streams after it: 64 KiB. */
+static void test_mtp(void **state)
+{
+    struct weights *w = shape("v4-flash");
+    struct model_plan_ask a = ask(w, 64 * GIB);
+    struct model_plan p, none;
+    (void)state;
+    a.requests = 3;
+    assert_int_equal(model_plan(w, &a, &p), FST_OK);
+    assert_int_equal(p.kv.n_layers, 44);
+    assert_int_equal(p.kv.block, 4);
+    assert_int_equal(p.kv.carry_floats, 4 * 4096);
+    a.drafting = false;
+    a.gamma = 0;
+    assert_int_equal(model_plan(w, &a, &none), FST_OK);
+    assert_int_equal(p.bytes.state_bytes - none.bytes.state_bytes, 4 * 131 * 65536);
+    assert_int_equal(p.bytes.window_bytes, 4 * 131 * 640 * 44);
+    assert_int_equal(sizing_snapshot_at(&p.sizing, 128, 256).total -
+                         sizing_snapshot_at(&none.sizing, 128, 256).total,
+                     128 * 640 + 65536);
+    /* as published: the draft's rows in the target's format */
+    a = ask(w, 64 * GIB);
+    a.rule = SIZING_PUBLISHED;
+    a.index_format = INDEX_FP8;
+    assert_int_equal(model_plan(w, &a, &p), FST_OK);
+    assert_int_equal(p.sizing.draft.data, p.sizing.window.data);
+    assert_int_equal(p.sizing.carry_bytes, 0);
+    weights_free(w);
 }
 
 /* V4.1: rings of 133 rows of 528 bytes in 40 layers and 3 stages; 8 inputs of 4 KB in three layers. */
@@ -255,7 +288,7 @@ static void test_wrong(void **state)
 {
     struct weights *w = shape("v4-flash-dspark"), *bare = shape("v4-flash");
     struct model_plan_ask a = ask(w, 12 * GIB);
-    bool drafting;
+    const char *name;
     int gamma;
     (void)state;
     a.context_length = 1048577;
@@ -266,29 +299,50 @@ static void test_wrong(void **state)
     a = ask(w, 12 * GIB);
     a.total_tokens = -1;
     refused(w, &a, FST_EINVAL, "--max-total-tokens must be in [1, ");
+    struct model_config none = bare->config;
+    none.has_mtp = false;
     static const struct {
-        bool bare;
-        const char *algorithm;
-        int block;
-        enum fst_status rc;
+        int which; /* DSpark, MTP, neither */
+        struct model_drafting_ask ask;
         const char *text;
-    } cases[] = {{false, "mtp", 0, FST_EINVAL, "use dspark or none"},
-                 {true, "eagle", 0, FST_EUNSUPPORTED, "not built"},
-                 {true, "dspark", 0, FST_EINVAL, "no DSpark drafter"},
-                 {false, NULL, 6, FST_EINVAL, "must be in [1, 5]"},
-                 {false, "none", -1, FST_EINVAL, "got -1"}};
+    } cases[] = {
+        {0, {.algorithm = "mtp"}, "use dspark or none"},
+        {0, {.algorithm = "eagle"}, "--speculative-algorithm eagle: this checkpoint bundles"},
+        {1,
+         {.algorithm = "dspark"},
+         "no DSpark drafter (no dspark_* key in its config.json); use mtp"},
+        {2, {.algorithm = "dspark"}, "no DSpark drafter"},
+        {2, {.algorithm = "eagle"}, "no MTP block (no tensor mtp.0.e_proj.weight)"},
+        {0, {.block_size = 6}, "--speculative-dspark-block-size must be in [1, 5]"},
+        {0, {.algorithm = "none", .block_size = -1}, "got -1"},
+        {1, {.num_steps = 4}, "--speculative-num-steps must be in [1, 3]"},
+        {0, {.num_steps = 2}, "--speculative-num-steps is not for drafting with dspark"},
+        {1, {.block_size = 2}, "--speculative-dspark-block-size is not for drafting with mtp"}};
+    const struct model_config *configs[] = {&w->config, &bare->config, &none};
     for (size_t i = 0; i < FST_COUNT(cases); i++) {
-        assert_int_equal(model_plan_drafting(cases[i].bare ? &bare->config : &w->config,
-                                             cases[i].algorithm, cases[i].block, &drafting, &gamma),
-                         cases[i].rc);
-        assert_non_null(strstr(fst_error_text(), cases[i].text));
+        assert_int_equal(model_plan_drafting(configs[cases[i].which], &cases[i].ask, &name, &gamma),
+                         FST_EINVAL);
+        if (!strstr(fst_error_text(), cases[i].text))
+            fail_msg("%s, expected %s", fst_error_text(), cases[i].text);
     }
-    assert_int_equal(model_plan_drafting(&w->config, NULL, 3, &drafting, &gamma), FST_OK);
-    assert_true(drafting);
-    assert_int_equal(gamma, 3);
-    assert_int_equal(model_plan_drafting(&w->config, "none", 3, &drafting, &gamma), FST_OK);
-    assert_false(drafting);
-    assert_int_equal(gamma, 0);
+    static const struct {
+        int which;
+        struct model_drafting_ask ask;
+        const char *algorithm;
+        int gamma;
+    } right[] = {{0, {0}, "dspark", 5},
+                 {0, {.block_size = 3}, "dspark", 3},
+                 {0, {.algorithm = "none", .block_size = 3}, "none", 0},
+                 {1, {0}, "mtp", 3},
+                 {1, {.algorithm = "eagle", .num_steps = 1}, "mtp", 1},
+                 {1, {.algorithm = "none"}, "none", 0},
+                 {2, {0}, "none", 0}};
+    for (size_t i = 0; i < FST_COUNT(right); i++) {
+        assert_int_equal(model_plan_drafting(configs[right[i].which], &right[i].ask, &name, &gamma),
+                         FST_OK);
+        assert_string_equal(name, right[i].algorithm);
+        assert_int_equal(gamma, right[i].gamma);
+    }
     weights_free(w);
     weights_free(bare);
 }
@@ -297,7 +351,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_published), cmocka_unit_test(test_bytes_of_a_token),
-        cmocka_unit_test(test_v41),       cmocka_unit_test(test_tight),
-        cmocka_unit_test(test_nearest),   cmocka_unit_test(test_wrong)};
+        cmocka_unit_test(test_mtp),       cmocka_unit_test(test_v41),
+        cmocka_unit_test(test_tight),     cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_wrong)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

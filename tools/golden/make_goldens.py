@@ -104,6 +104,11 @@ def run(case, precision="reference"):
     if draft == "mtp":
         z = m.mtp(X, ids[1 : T + 1])
         out.update(mtp_logits=z[at], mtp_argmax=z.argmax(1))
+        if (case, seed) not in PUBLISHED:  # whose margins are not chosen
+            rounds = [m.mtp_draft(X, ids, n) for n in DRAFT_AT]
+            out["draft_at"] = np.array(DRAFT_AT)
+            for k in ("tokens", "logits"):
+                out["draft_" + k] = np.stack([r[k] for r in rounds])
     else:
         main_x, K = m.inject(m.H)
         out.update(H=m.H[at], main_x=main_x[at], K=K[:, at])

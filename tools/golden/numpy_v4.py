@@ -475,15 +475,37 @@ class Model:
         self.margin["argmax"] = float((two[:, 1] - two[:, 0]).min())
         return logits
 
-    def mtp(self, X, next_tokens):
-        """Streams after positions 0..T-1 and the tokens at 1..T -> logits for 2..T+1."""
+    def mtp_streams(self, X, next_tokens):
+        """Streams after positions 0..T-1 and the tokens at 1..T -> the block's own streams."""
         W, p = self.W, "mtp.0."
         e = self.linear(p + "e_proj", self.rms(W["embed.weight"][next_tokens],
                                                W[p + "enorm.weight"]))
         h = self.linear(p + "h_proj", self.rms(X, W[p + "hnorm.weight"]))
         Y = self.store(e[:, None] + h)
-        Y = self.layer(p, Y, next_tokens, False, lambda x: self.attention(p, 0, x))
-        return self.head(Y, p)
+        return self.layer(p, Y, next_tokens, False, lambda x: self.attention(p, 0, x))
+
+    def mtp(self, X, next_tokens):
+        """The same -> logits for positions 2..T+1."""
+        return self.head(self.mtp_streams(X, next_tokens), "mtp.0.")
+
+    def mtp_draft(self, X, tokens, n, steps=3):
+        """A round behind n committed positions: X, tokens of at least n and n + 1 positions -> greedy drafts.
+
+        Step k is the block over everything once more, its position n - 1 + k fed with step k - 1's streams.
+        """
+        X, ids, out = X[:n], list(tokens[1 : n + 1]), dict(tokens=[], logits=[])
+        for _ in range(steps):
+            Y = self.mtp_streams(X, np.array(ids))
+            z = self.head(Y[-1:], "mtp.0.")[0]
+            out["tokens"].append(int(z.argmax()))
+            out["logits"].append(z)
+            ids.append(out["tokens"][-1])
+            X = np.concatenate([X, Y[-1:]])
+        out = {k: np.array(v) for k, v in out.items()}
+        two = np.sort(out["logits"], 1)[:, -2:]
+        self.margin["draft"] = min(self.margin.get("draft", np.inf),
+                                   float((two[:, 1] - two[:, 0]).min()))
+        return out
 
     # -- DSpark
     def inject(self, H):

@@ -156,7 +156,7 @@ static void draw_body(void *ud, int64_t first, int64_t last, int worker)
         int v0 = (int)(u % j->chunks) * CHUNK, n = FST_MIN(CHUNK, a->vocab - v0);
         const float *l = a->logits + i * a->vocab + v0;
         chunk_sum(l, n, &j->found[u]);
-        chunk_best(l, v0, n, &a->draw[i], a->out_pos[i], &j->found[u]);
+        chunk_best(l, v0, n, &a->draw[i], a->out_pos[i] + a->ahead, &j->found[u]);
     }
 }
 
@@ -182,7 +182,7 @@ enum fst_status SIMD_NAME(draw)(const struct draw_args *a, struct stream *s)
         for (int64_t k = 0; k < j.chunks; k++)
             if (f[k].sum > 0)
                 sum += f[k].sum * exp((double)(f[k].top - top));
-        if (nan)
+        if (nan && !a->drafts)
             a->id[i] = -1;
         if (a->lse)
             a->lse[i] = nan ? NAN : (float)((double)top + log(sum));

@@ -351,11 +351,12 @@ static void mtp_norm_body(void *ud, int64_t first, int64_t last, int worker)
     (void)worker;
     for (int64_t t = first; t < last; t++) {
         float *in = j->in + t * (1 + KERN_HC) * a->dim;
+        const float *src = a->src + (a->row ? a->row[t] : t) * KERN_HC * a->dim;
         lin_table_row(a->table, a->id[t], in);
         v_rmsnorm(in, in, a->enorm, a->dim, a->norm_eps);
         for (int k = 0; k < KERN_HC; k++)
-            v_rmsnorm(in + (int64_t)(1 + k) * a->dim, a->x + (t * KERN_HC + k) * a->dim, a->hnorm,
-                      a->dim, a->norm_eps);
+            v_rmsnorm(in + (int64_t)(1 + k) * a->dim, src + (int64_t)k * a->dim, a->hnorm, a->dim,
+                      a->norm_eps);
     }
 }
 

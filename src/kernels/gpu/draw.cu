@@ -68,7 +68,7 @@ GPU_KERNEL void piece_kernel(struct draw_job j)
     float l[EACH], top = -INFINITY, nan = 0, sum = 0;
     if (tid == 0) { /* perhaps over the bus */
         d = j.a.draw[row];
-        out_pos = j.a.out_pos[row];
+        out_pos = j.a.out_pos[row] + j.a.ahead;
     }
     for (int i = 0; i < EACH; i++) {
         int v = first + tid + i * THREADS;
@@ -131,10 +131,10 @@ GPU_KERNEL void join_kernel(struct draw_job j)
     sum = tree_sum(sum, part);
     if (tid)
         return;
-    int32_t id = nan > 0 ? -1 : winner(b);
+    int32_t id = nan > 0 && !j.a.drafts ? -1 : winner(b);
     j.a.id[blockIdx.x] = id;
     if (j.a.logit)
-        j.a.logit[blockIdx.x] = id < 0 ? NAN : j.a.logits[(int64_t)blockIdx.x * j.a.vocab + id];
+        j.a.logit[blockIdx.x] = nan > 0 ? NAN : j.a.logits[(int64_t)blockIdx.x * j.a.vocab + id];
     if (j.a.lse)
         j.a.lse[blockIdx.x] = nan > 0 ? NAN : (float)((double)top + log(sum));
 }

@@ -532,7 +532,9 @@ GPU_ENTRY(main_proj)
 #ifndef KERNELS_SM90 /* its kernels lay out operands themselves */
 
 struct mtp_job {
-    float *x; /* (n_rows, 4, dim) */
+    const float *src;   /* (any, 4, dim) */
+    const int32_t *row; /* (n_rows) or NULL */
+    float *x;           /* (n_rows, 4, dim) */
     struct mat table;
     const int32_t *id;
     const float *enorm, *hnorm;
@@ -543,11 +545,11 @@ struct mtp_job {
     float eps;
 };
 
-/* Element d of what part 0..3 (a stream) or 4 (the embedding) of row t reads. */
+/* Element d of row `at` of the streams or of the embeddings. */
 GPU_FN float mtp_value(const struct mtp_job &j, int64_t at, bool stream, int d)
 {
     at = at * j.dim + d;
-    return stream ? j.x[at] : gpu_load1(j.table.fmt, j.table.data, at);
+    return stream ? j.src[at] : gpu_load1(j.table.fmt, j.table.data, at);
 }
 
 /* One block per row and part: norm, then the operand, a wave per 128 values. */
@@ -558,9 +560,10 @@ GPU_KERNEL void mtp_start_kernel(struct mtp_job j)
     int64_t t = blockIdx.x / (KERN_HC + 1);
     int k = (int)(blockIdx.x % (KERN_HC + 1));
     bool stream = k < KERN_HC, grid = stream ? j.grid_h : j.grid_e;
-    int64_t at = stream ? t * KERN_HC + k : lin_once(j.id + t);
+    int64_t from = stream && j.row ? lin_once(j.row + t) : t;
+    int64_t at = stream ? from * KERN_HC + k : lin_once(j.id + t);
     const float *norm = stream ? j.hnorm : j.enorm;
-    uint16_t *out = stream ? j.h + at * j.dim : j.e + t * j.dim;
+    uint16_t *out = stream ? j.h + (t * KERN_HC + k) * j.dim : j.e + t * j.dim;
     float sum = 0;
     for (int d = (int)threadIdx.x; d < j.dim; d += NORM_THREADS) {
         float x = mtp_value(j, at, stream, d);
@@ -600,7 +603,9 @@ static void mtp_in_rows(const struct mtp_in_args *a, struct stream *s, int64_t t
     int64_t dim = a->dim, all = n * dim;
     float *x = a->x + t0 * KERN_HC * dim;
     uint16_t *e = gpu_take<uint16_t>(&c, all), *h = gpu_take<uint16_t>(&c, all * KERN_HC);
-    struct mtp_job j = {x,
+    struct mtp_job j = {a->row ? a->src : a->src + t0 * KERN_HC * dim,
+                        a->row ? a->row + t0 : NULL,
+                        x,
                         *a->table,
                         a->id + t0,
                         a->enorm,

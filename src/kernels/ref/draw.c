@@ -37,7 +37,8 @@ enum fst_status draw_ref(const struct draw_args *a, struct stream *s)
         }
         for (int v = 0; v < a->vocab; v++)
             sum += exp((double)l[v] - top);
-        a->id[i] = nan ? -1 : pick(l, a->vocab, &a->draw[i], a->out_pos[i]);
+        a->id[i] =
+            nan && !a->drafts ? -1 : pick(l, a->vocab, &a->draw[i], a->out_pos[i] + a->ahead);
         if (a->lse)
             a->lse[i] = nan ? NAN : (float)(top + log(sum));
         if (a->logit)

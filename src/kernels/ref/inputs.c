@@ -36,9 +36,11 @@ enum fst_status mtp_in_ref(const struct mtp_in_args *a, struct stream *s)
     ref_linear_all(s, a->e_proj, in, (int)n, e, REF_QUANT | REF_ROUND, scratch);
     for (int k = 0; k < KERN_HC; k++) {
         float *x = a->x + k * dim;
-        for (int64_t i = 0; i < n; i++)
-            ref_rmsnorm(in + i * dim, x + i * KERN_HC * dim, a->hnorm, a->dim, a->norm_eps,
+        for (int64_t i = 0; i < n; i++) {
+            int64_t from = (a->row ? a->row[i] : i) * KERN_HC + k;
+            ref_rmsnorm(in + i * dim, a->src + from * dim, a->hnorm, a->dim, a->norm_eps,
                         s->precision);
+        }
         struct ref_linear h = {.w = a->h_proj,
                                .x = in,
                                .y = x,

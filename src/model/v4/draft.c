@@ -1,5 +1,5 @@
-/* draft.c - the DSpark drafter: target rows into its windows, blocks of tokens out of it
- * (DSpark paper §3). */
+/* draft.c - target rows into the drafter's windows; the DSpark drafter: blocks of tokens out of them
+ * (DSpark paper §3).  mtp.c has the other one's. */
 #include "model/v4/v4.h"
 
 static struct rows rows_at(struct model *m, const struct kv *kv, int n_rows, int n_spans)
@@ -74,9 +74,9 @@ struct draft_call {
     const struct draft_batch *d; /* NULL: injection */
 };
 
-static enum fst_status enqueue_inject(struct model *m, void *ud)
+/* What the stages' wkv read, in work.a. */
+static enum fst_status dspark_inputs(struct model *m, const struct draft_call *f)
 {
-    const struct draft_call *f = ud;
     int n = f->rows.n_rows;
     struct main_proj_args fuse = {.h = f->hidden,
                                   .row = v4_rows_of(m, n).pick,
@@ -85,8 +85,23 @@ static enum fst_status enqueue_inject(struct model *m, void *ud)
                                   .main = m->work.a,
                                   .n_rows = n,
                                   .norm_eps = m->c->norm_eps};
-    FST_TRY(v4_send_rows(m, n));
-    FST_TRY(v4_run_main_proj(m, &fuse));
+    return v4_run_main_proj(m, &fuse);
+}
+
+/* One layer's rows follow from its input alone: neither attention nor experts are asked for them. */
+static enum fst_status mtp_inputs(struct model *m, const struct draft_call *f)
+{
+    const struct layer_weights *w = m->stage[0].w;
+    int n = f->rows.n_rows;
+    FST_TRY(v4_mtp_streams(m, f->hidden, v4_rows_of(m, n).pick, f->rows.id, n));
+    return v4_seam(m, m->work.draft_x, n, NULL, &w->hc_attn, w->attn_norm, NULL);
+}
+
+static enum fst_status enqueue_inject(struct model *m, void *ud)
+{
+    const struct draft_call *f = ud;
+    FST_TRY(v4_send_rows(m, f->rows.n_rows));
+    FST_TRY(m->c->has_mtp ? mtp_inputs(m, f) : dspark_inputs(m, f));
     FST_TRY(v4_rope(m, &f->rows, false));
     for (int s = 0; s < m->n_stages; s++)
         FST_TRY(inject_stage(m, &m->stage[s], f->kv, &f->rows));
@@ -111,27 +126,33 @@ enum fst_status model_inject(struct model *m, struct kv *kv, const struct rows *
 
 /* ---------------------------------------------------------------- rows that are held */
 
-static int64_t held_at(const struct model *m, int64_t slot, int64_t pos)
+static int64_t held_at(const struct model *m, const struct kv *kv, int64_t slot, int64_t pos)
 {
-    int n = model_held_rows(m);
+    int n = model_held_rows(m, kv);
     return slot * n + pos % n;
 }
 
-enum fst_status model_hold(struct model *m, const struct rows *rows, const int32_t *row, int n)
+static float *held_rows(const struct model *m, const struct kv *kv)
 {
-    int64_t width = (int64_t)m->n_stages * m->c->hidden_size;
+    return m->c->has_mtp ? kv->carry : m->work.held;
+}
+
+enum fst_status model_hold(struct model *m, struct kv *kv, const struct rows *rows,
+                           const int32_t *row, int n)
+{
+    const float *from = m->c->has_mtp ? m->work.x : m->work.captured;
+    int64_t width = (m->c->has_mtp ? KERN_HC : m->n_stages) * (int64_t)m->c->hidden_size;
     FST_ASSERT(m->n_stages > 0);
-    FST_ASSERT(m->c->has_dspark);
+    FST_ASSERT(!m->c->has_mtp || kv->spec.carry_floats == width);
     v4_check_picks(row, n, rows->n_rows, m->opts.max_rows);
     for (int i = 0, run; i < n; i += run) { /* rows that stay next to each other */
         int t = row[i];
-        int64_t to = held_at(m, rows->slot[t], rows->pos[t]);
+        int64_t to = held_at(m, kv, rows->slot[t], rows->pos[t]);
         for (run = 1; i + run < n && row[i + run] == t + run &&
-                      held_at(m, rows->slot[t + run], rows->pos[t + run]) == to + run;
+                      held_at(m, kv, rows->slot[t + run], rows->pos[t + run]) == to + run;
              run++)
             ;
-        FST_TRY(stream_copy(m->stream, m->work.held + to * width,
-                            m->work.captured + (int64_t)t * width,
+        FST_TRY(stream_copy(m->stream, held_rows(m, kv) + to * width, from + (int64_t)t * width,
                             (size_t)(run * width) * sizeof(float)));
     }
     m->under_way |= n > 0;
@@ -140,7 +161,8 @@ enum fst_status model_hold(struct model *m, const struct rows *rows, const int32
 
 static enum fst_status inject_some(struct model *m, struct kv *kv, int n, int n_spans)
 {
-    struct draft_call f = {.kv = kv, .rows = rows_at(m, kv, n, n_spans), .hidden = m->work.held};
+    struct draft_call f = {
+        .kv = kv, .rows = rows_at(m, kv, n, n_spans), .hidden = held_rows(m, kv)};
     struct v4_key key = {.call = V4_INJECT_HELD, .n_rows = n, .n_spans = n_spans, .kv = kv};
     v4_rows_shared(m, n).span_first[n_spans] = n;
     return v4_run(m, &key, enqueue_inject, &f, false);
@@ -150,14 +172,13 @@ enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct m
                                   int n)
 {
     FST_ASSERT(m->n_stages > 0);
-    FST_ASSERT(m->c->has_dspark);
     for (int i = 0; i < n;) {
         /* Arrays lie by the number of rows, so that comes first. */
         int last = i, n_rows = 0, at = 0;
         for (; last < n; last++) {
             int64_t more = held[last].to - held[last].from;
             FST_ASSERT(more > 0);
-            FST_ASSERT(more <= model_held_rows(m));
+            FST_ASSERT(more <= model_held_rows(m, kv));
             if (last > i && n_rows + more > m->max_rows)
                 break;
             n_rows += (int)more;
@@ -168,6 +189,7 @@ enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct m
             for (int64_t to = h.to; h.from < to; h.from = h.to) {
                 h.to = FST_MIN(h.from + m->max_rows, to);
                 FST_TRY(model_inject_held(m, kv, &h, 1));
+                h.next = h.next ? h.next + (h.to - h.from) : NULL;
             }
             i = last;
             continue;
@@ -179,9 +201,9 @@ enum fst_status model_inject_held(struct model *m, struct kv *kv, const struct m
             for (int64_t p = held[s].from; p < held[s].to; p++, at++) {
                 b.slot[at] = held[s].slot;
                 b.pos[at] = (int32_t)p;
-                b.id[at] = 0;
+                b.id[at] = held[s].next ? held[s].next[p - held[s].from] : 0;
                 b.span[at] = s - i;
-                b.pick[at] = (int32_t)held_at(m, held[s].slot, p);
+                b.pick[at] = (int32_t)held_at(m, kv, held[s].slot, p);
             }
         }
         FST_TRY(inject_some(m, kv, n_rows, last - i));
@@ -266,14 +288,15 @@ static enum fst_status enqueue_draft(struct model *m, void *ud)
 enum fst_status model_draft(struct model *m, struct kv *kv, const struct draft_batch *d)
 {
     FST_ASSERT(m->n_stages > 0);
-    FST_ASSERT(m->c->has_dspark);
     FST_ASSERT(d->gamma >= 1);
-    FST_ASSERT(d->gamma <= m->c->gamma);
+    FST_ASSERT(d->gamma <= model_drafts_max(m->c));
     FST_ASSERT(d->n <= m->opts.max_requests);
     FST_ASSERT(!d->logits || !m->stream->device); /* a recorded call would keep their address */
     if (d->n <= 0)
         return FST_OK;
     FST_TRY(v4_begin(m));
+    if (m->c->has_mtp)
+        return v4_mtp_draft(m, kv, d);
     struct draft_call f = {.kv = kv, .rows = block_rows(m, kv, d), .d = d};
     struct v4_key key = {.call = V4_DRAFT,
                          .n_rows = f.rows.n_rows,

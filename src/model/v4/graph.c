@@ -86,7 +86,10 @@ static enum fst_status enqueue_or_launch(struct model *m, const struct v4_key *k
                                          v4_enqueue_fn *enqueue, void *ud)
 {
     struct v4_graphs *g = &m->graphs;
-    bool rare = key->call == V4_INJECT_HELD; /* of any number of rows, each once in a while */
+    /* DSpark's: of any number of rows, each once in a while.  MTP's are in every round, of a few shapes as long as
+     * few requests draft; of more they would crowd out the steps' recordings. */
+    bool rare = key->call == V4_INJECT_HELD &&
+                (m->c->has_dspark || key->n_rows > 2 * MODEL_MTP_STEPS || key->n_spans > 2);
     if (!g->on || rare || m->opts.profile || key->n_rows > MODEL_GRAPH_ROWS_MAX)
         return enqueue(m, ud);
     struct v4_graph *at = find(g, key);

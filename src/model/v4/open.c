@@ -3,9 +3,19 @@
 
 #include "model/v4/v4.h"
 
+static bool dspark(const struct weights *w, const struct model_opts *o)
+{
+    return o->drafting && w->config.has_dspark;
+}
+
+static bool mtp(const struct weights *w, const struct model_opts *o)
+{
+    return o->drafting && w->config.has_mtp;
+}
+
 static int gamma_of(const struct weights *w, const struct model_opts *o)
 {
-    return o->drafting && w->config.has_dspark ? w->config.gamma : 0;
+    return o->drafting ? model_drafts_max(&w->config) : 0;
 }
 
 static int rows_of(const struct weights *w, const struct model_opts *o)
@@ -31,7 +41,7 @@ static struct kernel_limits limits_of(const struct weights *w, const struct mode
                                   .topk = c->index_topk,
                                   .n_stages = o->drafting ? w->n_stages : 0,
                                   .vocab = c->vocab_size,
-                                  .markov_rank = gamma_of(w, o) ? c->markov_rank : 0,
+                                  .markov_rank = dspark(w, o) ? c->markov_rank : 0,
                                   .window = c->window,
                                   .max_entries = o->context_length / (c->v41 ? 1 : 4)};
 }
@@ -54,6 +64,7 @@ void model_kv_spec(const struct weights *w, bool drafting, struct kv_spec *spec)
     spec->rope_dim = c->rope_dim;
     spec->index_dim = c->index_dim;
     spec->window = c->window;
+    spec->carry_floats = drafting && c->has_mtp ? KERN_HC * c->hidden_size : 0;
 }
 
 const struct model_config *model_config_of(const struct model *m)
@@ -109,9 +120,9 @@ static int64_t held_rows(const struct model_config *c)
     return c->window + c->gamma;
 }
 
-int model_held_rows(const struct model *m)
+int model_held_rows(const struct model *m, const struct kv *kv)
 {
-    return (int)held_rows(m->c);
+    return kv->carry ? kv->ring : (int)held_rows(m->c);
 }
 
 /* v: device memory, h: shared. */
@@ -121,11 +132,11 @@ static void lay_out(struct model *m, struct carve *v, struct carve *h)
     const struct model_opts *o = &m->opts;
     struct v4_work *w = &m->work;
     int64_t n = m->max_rows, dim = c->hidden_size, heads = (int64_t)c->n_heads * c->head_dim;
-    int64_t stages = gamma_of(m->w, o) ? m->n_stages : 0;
+    int64_t stages = dspark(m->w, o) ? m->n_stages : 0;
     int64_t drafts = (int64_t)o->max_requests * gamma_of(m->w, o);
     int few = FST_MIN(m->max_rows, o->kernels->operand_rows);
     w->x = floats(v, n, KERN_HC * dim);
-    w->draft_x = floats(v, m->n_stages && m->c->has_mtp ? n : drafts, KERN_HC * dim);
+    w->draft_x = floats(v, mtp(m->w, o) ? n : drafts, KERN_HC * dim);
     w->mix = floats(v, n, KERN_MIX);
     w->a = floats(v, n, dim);
     w->y = floats(v, FST_MAX(n, (int64_t)few * (c->n_experts_per_token + 1)), dim);
@@ -149,6 +160,8 @@ static void lay_out(struct model *m, struct carve *v, struct carve *h)
     w->logits = floats(v, o->max_logits, c->vocab_size);
     w->draft_y = floats(v, drafts, dim);
     w->draft_logits = floats(v, drafts, c->vocab_size);
+    w->drafted = ints(v, mtp(m->w, o) ? drafts : 0, 1);
+    w->drafted_shared = ints(h, mtp(m->w, o) ? drafts : 0, 1);
     for (int i = 0; i < 2; i++)
         w->freq[i] = floats(v, c->rope_dim / 2, 1);
     w->a_operand = carve(v, (int64_t)operand_bytes(o, few, c->hidden_size), 1, 1);
@@ -198,7 +211,7 @@ static enum fst_status view_layers(struct model *m)
         view(&m->layer[i], &m->w->layer[i], m->c->n_experts, i, mats, m->mats);
     for (int i = 0; i < m->n_stages; i++)
         view(&m->stage[i], &m->w->stage[i], m->c->n_experts, m->n_layers + i, mats, m->mats);
-    for (int i = 0; gamma_of(m->w, &m->opts) && i < m->n_stages; i++) {
+    for (int i = 0; dspark(m->w, &m->opts) && i < m->n_stages; i++) {
         int target = m->c->target_layer[i];
         FST_ASSERT(target >= 0);
         FST_ASSERT(target < m->n_layers);
@@ -238,7 +251,7 @@ static enum fst_status check_draft(const struct weights *w, const struct model_o
     const struct model_config *c = &w->config;
     if (o->drafting && !(w->n_stages && (c->has_dspark || c->has_mtp)))
         return fst_error(FST_EINVAL, "drafting: this checkpoint has no draft stages");
-    for (int i = 1; gamma_of(w, o) && i < w->n_stages; i++)
+    for (int i = 1; dspark(w, o) && i < w->n_stages; i++)
         for (int j = 0; j < i; j++)
             if (c->target_layer[i] == c->target_layer[j])
                 return fst_error(FST_EUNSUPPORTED, "dspark_target_layer_ids names layer %d twice",

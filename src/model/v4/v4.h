@@ -46,17 +46,18 @@ struct v4_work {
     float *weight;         /* (n, k) */
     float *cs[2];          /* (n, R) cos and sin: ratio 0, compressed layers */
     float *captured;       /* (max_rows, S*D) */
-    float *held;           /* (max_requests + 1, model_held_rows, S*D) of slots that do not draft */
-    float *head_y, *logits;        /* (max_logits, D), (max_logits, V) */
-    float *draft_y, *draft_logits; /* (max_requests*gamma, D), (.., V) */
-    float *freq[2];                /* (R/2) of cs[0], cs[1] */
-    void *a_operand, *qr_operand;  /* a and qr once more, of few rows (kernels.h, operand_bytes) */
+    float *held; /* DSpark: (max_requests + 1, model_held_rows, S*D) of slots that do not draft */
+    float *head_y, *logits;            /* (max_logits, D), (max_logits, V) */
+    float *draft_y, *draft_logits;     /* (max_requests*gamma, D), (.., V) */
+    int32_t *drafted, *drafted_shared; /* MTP: (gamma, n) ids of a draft; as the host reads them */
+    float *freq[2];                    /* (R/2) of cs[0], cs[1] */
+    void *a_operand, *qr_operand; /* a and qr once more, of few rows (kernels.h, operand_bytes) */
     int32_t *rows, *rows_shared; /* struct v4_rows of the call: for kernels; as the host fills it */
 };
 
 /* What a call's launchers see on the host and what may differ from call to call: equal keys, equal
  * launches.  No padding, compared as bytes. */
-enum v4_call { V4_FORWARD, V4_INJECT, V4_DRAFT, V4_MTP, V4_INJECT_HELD };
+enum v4_call { V4_FORWARD, V4_INJECT, V4_DRAFT, V4_INJECT_HELD };
 struct v4_key {
     int32_t call, n_rows, n_spans, n_logits, gamma;
     int32_t scored; /* some row sees more entries than index top-k keeps */
@@ -182,6 +183,12 @@ enum fst_status v4_layer(struct model *m, const struct v4_layer *l, struct kv *k
 /* Collapse, norm and logits of the picked rows. */
 enum fst_status v4_head(struct model *m, const float *x, const struct hc_weights *hc,
                         const float *norm, const int32_t *row, int n, float *y, float *logits);
+
+/* mtp.c: row[i] of src and the ids behind them -> the block's input streams, work.draft_x. */
+enum fst_status v4_mtp_streams(struct model *m, const float *src, const int32_t *row,
+                               const int32_t *id, int n);
+/* model_draft of an MTP block; d->n > 0. */
+enum fst_status v4_mtp_draft(struct model *m, struct kv *kv, const struct draft_batch *d);
 
 /* Our own mistakes in rows stop the program; a foreign token id is FST_EINVAL. */
 enum fst_status v4_check_rows(const struct model *m, const struct kv *kv, const struct rows *rows,
