@@ -68,6 +68,7 @@ struct fst_request {
     struct rules rules;
     int32_t *force_ids; /* (n_force_ids) */
     int64_t n_force_ids;
+    bool watched;               /* somebody was to be asked behind each token */
     struct fst_verdict verdict; /* of the watcher, about the next token */
     int64_t n_reply;            /* tokens of the answer once it has ended; -1: all */
     int64_t n_scored;   /* prompt rows that were scored (a resumed request is not scored again) */

@@ -241,6 +241,7 @@ enum fst_status fst_request_submit(fst_engine *e, const struct fst_request_opts 
         r->n_audit = FST_MIN(r->max_new, (int64_t)AUDIT_ROWS_MAX);
     r->n_reply = -1;
     r->verdict.force = -1;
+    r->watched = o->on_token != NULL;
     if ((rc = masks_init(&r->masks, o, e->info.vocab_size)) < 0 ||
         (rc = request_arrays(r, e->gamma, e->info.vocab_size)) < 0) {
         request_destroy(r);

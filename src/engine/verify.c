@@ -137,7 +137,7 @@ static enum fst_status draw_row(fst_engine *e, struct block *b, int i, bool *sta
     return FST_OK;
 }
 
-/* The watcher's word on the last of r's tokens, or before the first (id -1). */
+/* The watcher's word on the last of r's tokens, or before the first (id -1).  Who has gone is not asked. */
 static void watch(fst_request *r, int32_t id, enum fst_finish ends)
 {
     pthread_mutex_lock(&r->pub_lock);
@@ -182,7 +182,7 @@ static struct engine_outcome append(fst_engine *e, const struct block *b, int i)
     else if (at + 1 == r->max_new)
         o = (struct engine_outcome){
             masks_accepting(&r->masks) ? FST_FINISH_STOP : FST_FINISH_LENGTH, -1, FST_OK, ""};
-    if (!r->o.on_token)
+    if (!r->watched)
         return o;
     /* A document that ends with the room: its last id is text. */
     watch(r, s->id, o.finish == FST_FINISH_STOP && o.matched < 0 ? FST_FINISH_LENGTH : o.finish);
@@ -200,7 +200,7 @@ static enum fst_status give_out(fst_engine *e, struct block *b)
     fst_request *r = b->r;
     bool stands = true;
 
-    if (r->n_known == r->n_prompt && r->o.on_token)
+    if (r->n_known == r->n_prompt && r->watched)
         watch(r, -1, FST_FINISH_NONE);
     for (int i = 0; stands && i <= FST_MIN(b->n_draft, r->n_cap); i++) {
         FST_TRY(draw_row(e, b, i, &stands));

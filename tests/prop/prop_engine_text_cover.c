@@ -8,6 +8,7 @@
  *
  * CI runs 400 cells, which cover all pairs (asserted), long 20,000, sanitizers 12.  Whatever option comes next
  * is one more entry of `options`. */
+#include "chat/watch.h"
 #include "engine/draft.h"
 #include "support/engine.h"
 #include "support/prompts.h"
@@ -24,7 +25,7 @@ static const char *const options[] = {"greedy",       "ignore_eos", "min_tokens"
                                       "seed",         "top_p",      "top_k",           "min_p",
                                       "top_logprobs", "choice",     "prompt_logprobs", "one_token",
                                       "no_drafting",  "penalties",  "logit_bias",      "force_ids",
-                                      "watched",      "retracted",  "everything"};
+                                      "watched",      "retracted",  "everything",      "chat"};
 
 static const struct way {
     const char *name, *mode;
@@ -132,6 +133,41 @@ static struct fst_verdict on_token(void *ud, int64_t n, int32_t id, enum fst_fin
     return v;
 }
 
+/* A server's: thoughts of two tokens, then a stop string, and loops.  A watcher lives as long as its request: of so
+ * many none is left when its place is wanted again. */
+static struct chat_watch *watchers[2 * BATCH_MAX];
+static struct tokenizer *tok;
+
+static struct fst_verdict on_text(void *ud, int64_t n, int32_t id, enum fst_finish ends)
+{
+    struct chat_watch_verdict v = chat_watch_feed(ud, id,
+                                                  ends == FST_FINISH_STOP     ? CHAT_WATCH_STOP_ID
+                                                  : ends == FST_FINISH_LENGTH ? CHAT_WATCH_LENGTH
+                                                                              : CHAT_WATCH_GOES_ON);
+    (void)n;
+    return (struct fst_verdict){.force = v.force, .stop = v.stop, .keep = (int64_t)v.keep};
+}
+
+static void watch_text(struct fst_request_opts *o)
+{
+    static const struct chat_str stops[] = {{"e", 1}, {"\n", 1}};
+    static size_t at;
+    struct chat_watch_opts w = {.stream = {.kind = CHAT_STREAM_CHAT,
+                                           .tokenizer = tok,
+                                           .stops = stops,
+                                           .n_stops = FST_COUNT(stops)},
+                                .budget = 2,
+                                .loops = true};
+    struct chat_watch **place = &watchers[at++ % FST_COUNT(watchers)];
+
+    w.stream.parser.start = CHAT_START_REASONING;
+    w.stream.parser.tools_on = true;
+    chat_watch_free(*place);
+    assert_int_equal(chat_watch_new(place, &w), FST_OK);
+    o->on_token = on_text;
+    o->on_token_ud = *place;
+}
+
 /* Sampled, so that drafts are rejected at all places. */
 static void add_rules(struct fst_request_opts *o, int option)
 {
@@ -162,7 +198,9 @@ static void add_rules(struct fst_request_opts *o, int option)
     }
     if (all || is(option, "watched") || is(option, "retracted"))
         o->on_token = on_token;
-    if (all || is(option, "retracted"))
+    if (is(option, "chat"))
+        watch_text(o);
+    if (all || is(option, "retracted") || is(option, "chat"))
         o->debug_retract_at = 4;
 }
 
@@ -362,29 +400,27 @@ static void test_cover(void **state)
     draft_seams = (struct draft_seams){0};
     printf("%d cells, %d of %d pairs\n", n, pairs, n_pairs());
     assert_true(verified > 0);
-    assert_true(skipped > 0);
+    assert_true(n < 400 || skipped > 0); /* a few cells may all draft */
 }
 
 static int load(void **state)
 {
-    struct tokenizer *t;
     char path[256];
     int n = 0;
     (void)state;
     snprintf(path, sizeof path, "%s/tokenizer.json", model_dir);
-    if (tokenizer_load(&t, path) < 0) {
+    if (tokenizer_load(&tok, path) < 0) {
         print_error("%s\n", fst_error_text());
         return -1;
     }
     for (int i = 0; n < N_PROMPTS && i < 200; i++) {
         struct tokenizer_ids p = {0};
-        prompt_make(t, 1, i, &p);
+        prompt_make(tok, 1, i, &p);
         if (p.n >= 3 && p.n < (n % 4 == 3 ? 160 : 40))
             prompts[n++] = p;
         else
             tokenizer_ids_release(&p);
     }
-    tokenizer_free(t);
     /* Ids that some answers hold. */
     if (n < N_PROMPTS)
         return -1;
@@ -400,6 +436,9 @@ static int unload(void **state)
     (void)state;
     for (int i = 0; i < N_PROMPTS; i++)
         tokenizer_ids_release(&prompts[i]);
+    for (size_t i = 0; i < FST_COUNT(watchers); i++)
+        chat_watch_free(watchers[i]);
+    tokenizer_free(tok);
     return 0;
 }
 
