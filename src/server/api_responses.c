@@ -259,7 +259,8 @@ void api_responses(struct server *s, struct exch *x)
 static struct gen *running(const struct server *s, const char *id, const char *key)
 {
     for (struct gen *g = s->gens; g; g = g->next)
-        if (g->d == &dialect && g->n_choices && !strcmp(g->id, id) && auth_equal(key, g->key))
+        if (g->d == &dialect && g->n_choices && !g->answered && !strcmp(g->id, id) &&
+            auth_equal(key, g->key))
             return g;
     return NULL;
 }

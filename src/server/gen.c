@@ -161,15 +161,15 @@ static void answer_error(struct gen *g)
         buf_release(&b);
     }
     bool broken = !g->stream || !g->d->failed;
+    if (g->keep) {
+        g->keep->failed = broken;
+        keep_error(g);
+    }
     g->x = NULL;
     if (x && broken)
         exch_stream_break(x);
     else if (x)
         exch_stream_end(x);
-    if (g->keep) {
-        g->keep->failed = broken;
-        keep_error(g);
-    }
 }
 
 static void fail(struct gen *g)
@@ -758,12 +758,17 @@ static void update_choice(struct gen_choice *c)
 /* The answer of a kept stream as one, for those who ask later. */
 static void keep_whole(struct gen *g)
 {
+    struct exch *x = g->x;
+    g->x = NULL;
     g->stream = false;
     for (int i = 0; i < g->n_choices; i++)
         g->choices[i].sent_logprobs = g->choices[i].sent_text = g->choices[i].sent_ids = 0;
     g->d->finish(g);
-    if (g->err.status)
+    if (g->err.status) /* the stream itself is well */
         keep_error(g);
+    g->err = (struct api_error){0};
+    g->stream = true;
+    g->x = x;
 }
 
 static void update(struct gen *g)
@@ -786,6 +791,8 @@ static void update(struct gen *g)
         g->x->on_gone = NULL;
         g->x->on_tick = NULL;
     }
+    if (g->keep && g->stream) /* first: when the stream ends, its reader's next request is begun */
+        keep_whole(g);
     g->d->finish(g);
     if (g->err.status) {
         g->answered = false;
@@ -793,8 +800,6 @@ static void update(struct gen *g)
         return;
     }
     g->x = NULL;
-    if (g->keep && g->stream)
-        keep_whole(g);
     gen_free(g);
 }
 

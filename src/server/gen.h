@@ -106,8 +106,8 @@ struct gen_dialect {
     void (*batch)(struct gen_choice *c);    /* streams only: a batch of tokens has been fed */
     void (*progress)(struct gen_choice *c); /* streams only: more of the prompt is read; or NULL */
     void (*choice_end)(struct gen_choice *c); /* streams only */
-    /* All choices are done: write what is left; ends the exchange.  For a kept stream a second time,
-     * with g->stream false: the whole answer for gen_reply. */
+    /* All choices are done: write what is left; ends the exchange.  For a kept stream twice: first
+     * with g->stream false, the whole answer for gen_reply. */
     void (*finish)(struct gen *g);
     /* The rest may be NULL. */
     /* A kept answer, which the engine has now: say so at once, or false: the head alone is sent. */

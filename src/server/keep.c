@@ -216,6 +216,13 @@ static struct keep *by_token(const struct server *s, const char *token, size_t l
     return NULL;
 }
 
+/* Its gen still makes events.  One that has answered may be ending a reader's exchange just now, and
+ * with it begin the next request of that connection. */
+static bool is_live(const struct keep *k)
+{
+    return k->g && !k->g->answered;
+}
+
 void keep_send(struct keep *k, struct exch *x, uint64_t after)
 {
     struct api_error e = {0};
@@ -232,7 +239,7 @@ void keep_send(struct keep *k, struct exch *x, uint64_t after)
         return;
     }
     k->s->m.resumed++;
-    if (k->g)
+    if (is_live(k))
         gen_attach(k->g, x);
     keep_touch(k);
     gen_stream_head(x, k->token);
@@ -240,7 +247,7 @@ void keep_send(struct keep *k, struct exch *x, uint64_t after)
     size_t from = skip ? k->ends[skip - 1] : 0;
     if (k->log.len > from)
         exch_stream_write(x, k->log.data + from, k->log.len - from);
-    if (k->g)
+    if (is_live(k))
         return;
     if (k->failed)
         exch_stream_break(x);
