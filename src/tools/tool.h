@@ -51,6 +51,7 @@ int tool_fail(enum fst_status rc);
 /* The model folder: --model, FIRESTEEL_MODEL, else the bundled one beside the program or in the
  * working directory.  NULL with a message (FST_EMACHINE) when there is none. */
 const char *tool_model_dir(const struct options *o);
+const char *tool_bundled_dir(void); /* NULL when there is none */
 /* Fill from the flags; strings are borrowed from the options. */
 enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts *e);
 /* For a command that computes one request of at most so many tokens, prompt included: no memory for

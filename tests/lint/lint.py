@@ -30,7 +30,8 @@ LAYERS = {
     "engine": ["base", "device", "kernels", "weights", "kv", "model", "sample", "spec", "sched",
                "firesteel"],
     "server": ["base", "tokenizer", "chat", "firesteel"],
-    "tools": ["base", "server", "chat", "tokenizer", "firesteel"],
+    "client": ["base", "tokenizer"],
+    "tools": ["base", "server", "chat", "tokenizer", "client", "firesteel"],
 }
 # Tools that look inside on purpose: what they are for is named in their head comments.
 TOOL_EXCEPTIONS = {
@@ -71,6 +72,7 @@ INTERFACE = {
     "spec": "spec plan cost sts track reject",
     "sched": "sched",
     "engine": "",
+    "client": "http event answer load figures numpy dataset target report",
     "server": "server fields",
     "tools": "",
 }
@@ -82,7 +84,7 @@ THIRD_PARTY = {
     "liburing.h": ["src/kv/disk_io.c"],
     "zstd.h": ["src/kv/disk_file.c"],
     "uv.h": ["src/server/loop.c", "src/server/conn.c"],
-    "llhttp.h": ["src/server/http.c", "src/server/conn.c"],
+    "llhttp.h": ["src/server/http.c", "src/server/conn.c", "src/client/http.c"],
     "histedit.h": ["src/tools/edit.c"],
     "editline/readline.h": ["src/tools/edit.c"],
     "mpi.h": ["src/comm/mpi.c"],

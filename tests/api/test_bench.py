@@ -1,0 +1,334 @@
+"""`firesteel bench serve` on three servers: ours with the bundled model; one of the standard library alone, that speaks
+OpenAI's routes and whose times are known; one that only streams events, for what the client costs."""
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import ROOT, Server, free_port, program  # noqa: E402
+
+
+def bench(*args, expect=0, env=None):
+    p = subprocess.run([program("firesteel"), "bench"] + [str(a) for a in args], capture_output=True, cwd=ROOT,
+                       timeout=300, env=dict(os.environ, **(env or {})))
+    assert p.returncode == expect, (args, p.returncode, p.stdout[-1500:], p.stderr[-1500:])
+    return p
+
+
+def bench_json(*args, **kw):
+    out = bench(*args, "--json", **kw).stdout.decode()
+    assert out.endswith("\n") and out.count("\n") == 1, out[-2000:]
+    return json.loads(out)
+
+
+class Peer(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible server of the test's own.  Times in seconds: first token, gap, of each reply."""
+    protocol_version = "HTTP/1.1"
+    first, gap, chunk = 0.08, 0.02, 1
+    usage, comments, status, n_tokens = True, False, 200, None
+    lock = threading.Lock()
+    now = most = 0
+    seen, heads, starts = [], [], []
+
+    def log_message(self, *a):
+        pass
+
+    def reply(self, status, body):
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        if self.path == "/v1/models":
+            self.reply(200, {"object": "list", "data": [{"id": "peer"}]})
+        else:
+            self.reply(404, {"error": {"message": "no such page"}})
+
+    def event(self, text):
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
+        self.wfile.flush()
+
+    def do_POST(self):
+        cls = type(self)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with cls.lock:
+            cls.now += 1
+            cls.most = max(cls.most, cls.now)
+            cls.seen.append(body)
+            cls.heads.append(dict(self.headers))
+            cls.starts.append(time.monotonic())
+        try:
+            self.stream(body)
+        finally:
+            with cls.lock:
+                cls.now -= 1
+
+    def stream(self, body):
+        cls = type(self)
+        chat = self.path.endswith("chat/completions")
+        n = cls.n_tokens or body["max_tokens"]
+        if cls.status != 200:
+            self.reply(cls.status, {"error": {"message": "the peer is out of order"}})
+            return
+        if not body["stream"]:
+            time.sleep(cls.first + cls.gap * (n - 1))
+            self.reply(200, {"choices": [{"text": "x" * n, "finish_reason": "length"}],
+                             "usage": {"prompt_tokens": 9, "completion_tokens": n}})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        sent = 0
+        due = time.monotonic() + cls.first
+        while sent < n:
+            time.sleep(max(0, due - time.monotonic()))
+            due += cls.gap
+            k = min(cls.chunk, n - sent)
+            sent += k
+            text = "ab " * k
+            choice = {"index": 0, "finish_reason": "length" if sent == n else None}
+            choice.update({"delta": {"content": text}} if chat else {"text": text})
+            if cls.comments:
+                self.event(b": keep-alive\n\n")
+            self.event(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        if cls.usage and (body.get("stream_options") or {}).get("include_usage"):
+            self.event(b"data: " + json.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": n}}).encode()
+                       + b"\n\n")
+        self.event(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+
+class PeerServer:
+    def __init__(self, **kw):
+        self.handler = type("Handler", (Peer,), dict(kw, seen=[], heads=[], starts=[], lock=threading.Lock(), now=0, most=0))
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
+        self.server.daemon_threads = True
+        self.port = self.server.server_address[1]
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *a):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def run(self, *args, **kw):
+        return bench_json("serve", "--port", self.port, "--random-input", 20, "--random-range", 1, "--output-file", "none",
+                          *args, **kw)["rows"]
+
+
+class AgainstPeer(unittest.TestCase):
+    def test_figures(self):
+        """Times are those that the server keeps; sleeps of a busy machine may only lengthen them."""
+        for backend, chunk in (("openai", 1), ("openai-chat", 1), ("vllm", 4)):
+            with PeerServer(chunk=chunk, comments=backend == "vllm") as s:
+                row, = s.run("--backend", backend, "--num-prompts", 6, "--max-concurrency", 3, "--random-output", 12)
+                self.assertEqual(row["completed"], 6)
+                self.assertEqual(row["total_output_tokens"], 72)
+                self.assertEqual(row["total_input_tokens"], 120)
+                self.assertEqual(row["prompt_tokens"], 54)
+                gaps = 12 // chunk - 1
+                self.assertGreaterEqual(row["mean_ttft_ms"], 79)
+                self.assertLess(row["mean_ttft_ms"], 200)
+                self.assertGreaterEqual(row["mean_e2e_latency_ms"], 79 + 20 * gaps)
+                self.assertAlmostEqual(row["mean_tpot_ms"], (row["mean_e2e_latency_ms"] - row["mean_ttft_ms"]) / 11, 5)
+                self.assertAlmostEqual(row["concurrency"] * row["duration"], 6 * row["mean_e2e_latency_ms"] / 1e3, 5)
+                self.assertGreaterEqual(row["median_itl_ms"], 15)
+                self.assertEqual(row["total_output_tokens_retokenized"] > 0, True)
+                # warm-up one by one, then three at a time
+                self.assertEqual(s.handler.most, 3)
+                self.assertEqual(len(s.handler.seen), 7)
+                self.assertEqual([c["server"] for c in row["checks"].values()], [None] * 3)
+
+    def test_bodies(self):
+        with PeerServer(first=0, gap=0) as s:
+            s.run("--backend", "openai", "--num-prompts", 1, "--random-output", 5, "--warmup-requests", 0, "--tokenize-prompt",
+                  "--extra-request-body", '{"temperature": 0.7, "extra": [1]}', "--cold",
+                  env={"OPENAI_API_KEY": "sesame", "API_KEY": "other"})
+            s.run("--backend", "openai-chat", "--num-prompts", 1, "--random-output", 5, "--warmup-requests", 0, "--model", "m")
+            text, chat = s.handler.seen
+        self.assertEqual(s.handler.heads[0]["Authorization"], "Bearer sesame")
+        self.assertEqual(len(text["prompt"]), 20)
+        self.assertTrue(text.pop("cache_salt").startswith("bench-"))
+        text.pop("prompt")
+        self.assertEqual(text, {"model": "peer", "temperature": 0.7, "best_of": 1, "max_tokens": 5, "stream": True,
+                                "stream_options": {"include_usage": True}, "ignore_eos": True, "extra": [1]})
+        self.assertEqual(chat["messages"][0]["role"], "user")
+        chat.pop("messages")
+        self.assertEqual(chat, {"model": "m", "temperature": 0.0, "max_tokens": 5, "stream": True,
+                                "stream_options": {"include_usage": True}})
+
+    def test_arrivals(self):
+        """Poisson: the waits are numpy's draws (seed 42, behind the lengths, of which ratio 1 draws none)."""
+        waits = json.load(open(os.path.join(ROOT, "tests/data/numpy-random.json")))["dataset"][1]
+        self.assertEqual(waits["ratio"], 1.0)
+        with PeerServer(first=0, gap=0) as s:
+            s.run("--backend", "openai", "--num-prompts", 5, "--random-output", 2, "--warmup-requests", 0, "--request-rate", 8)
+            got = [b - a for a, b in zip(s.handler.starts, s.handler.starts[1:])]
+        for a, b in zip(got, waits["waits"]):
+            self.assertAlmostEqual(a, b, delta=0.05)
+
+    def test_without_usage_and_stream(self):
+        with PeerServer(usage=False, first=0.01, gap=0.001) as s:
+            row, = s.run("--backend", "openai", "--num-prompts", 2, "--random-output", 7)
+            self.assertEqual(row["total_output_tokens"], 14)  # what was asked for
+        with PeerServer(first=0.05, gap=0.01) as s:
+            row, = s.run("--backend", "openai", "--num-prompts", 2, "--random-output", 6, "--disable-stream")
+            self.assertEqual(row["total_output_tokens"], 12)
+            self.assertAlmostEqual(row["mean_ttft_ms"], row["mean_e2e_latency_ms"], 5)
+            self.assertGreaterEqual(row["mean_ttft_ms"], 99)
+
+    def test_failures(self):
+        with PeerServer(status=500) as s:
+            e = bench("serve", "--port", s.port, "--backend", "openai", "--num-prompts", 2, "--output-file", "none", expect=1)
+            self.assertIn(b"warm-up failed: status 500", e.stderr)
+            self.assertIn(b"the peer is out of order", e.stderr)
+            e = bench("serve", "--port", s.port, "--backend", "openai", "--num-prompts", 2, "--output-file", "none",
+                      "--warmup-requests", 0, expect=1)
+            self.assertIn(b"all 2 requests failed", e.stderr)
+        e = bench("serve", "--port", free_port(), "--ready-check-timeout-sec", 0.2, expect=3)
+        self.assertIn(b"Connection refused", e.stderr)
+
+    def test_wrong_usage(self):
+        for args, word in ((("--num-prompts", "x"), b"--num-prompts"), (("--num-prompts", "4c"), b"needs --max-concurrency"),
+                           (("--max-concurrency", "1,,2"), b"--max-concurrency"), (("--request-rate", "-1"), b"--request-rate"),
+                           (("--extra-request-body", "[1]"), b"expected an object"),
+                           (("--dataset-name", "sharegpt"), b"--dataset-path"),
+                           (("--backend", "openai-chat", "--tokenize-prompt"), b"--tokenize-prompt"),
+                           (("--backend", "nobody",), b"--backend"), (("--base-url", "https://x"), b"https")):
+            with PeerServer(first=0, gap=0) as s:
+                self.assertIn(word, bench("serve", "--port", s.port, "--output-file", "none", *args, expect=2).stderr, args)
+
+
+class AgainstOurs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(fake=False)
+        cls.dir = tempfile.mkdtemp(prefix="firesteel-test-")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.dir)
+        cls.server.stop()
+
+    def run_bench(self, *args, **kw):
+        return bench_json("serve", "--port", self.server.port, "--random-input", 48, "--random-output", 16,
+                          "--output-file", kw.pop("file", "none"), *args, **kw)
+
+    def test_backends_agree_with_the_server(self):
+        for backend in ("sglang", "openai", "openai-chat"):
+            file = self.run_bench("--backend", backend, "--num-prompts", "4c", "--warmup-requests", "2c",
+                                  "--max-concurrency", "1,4", "--cold")
+            self.assertEqual([r["max_concurrency"] for r in file["rows"]], [1, 4])
+            self.assertNotEqual(file["card"], "")
+            for row in file["rows"]:
+                n = 4 * row["max_concurrency"]
+                self.assertEqual((row["name"], row["completed"], row["failed"]), ("serve", n, 0))
+                self.assertEqual(row["warmup_requests"], n // 2)
+                self.assertTrue(row["checks"]["completion tokens"]["ok"], row["checks"])
+                self.assertTrue(row["checks"]["requests"]["ok"], row["checks"])
+                self.assertEqual(row["cached_tokens"], 0)
+                self.assertAlmostEqual(row["concurrency"] * row["duration"], n * row["mean_e2e_latency_ms"] / 1e3, 4)
+                if backend == "sglang":  # replies have just the drawn lengths
+                    self.assertEqual(row["total_input_tokens"] - row["prompt_tokens"] <= n, True)
+                self.assertIn("--max-concurrency %d" % row["max_concurrency"], row["command"])
+                self.assertNotIn("1,4", row["command"])
+
+    def test_ttft_is_the_servers(self):
+        """Within 2 ms of the server's histogram; a busy machine may need more than one run to show it."""
+        best = 1
+        for _ in range(5):
+            ttft = self.run_bench("--num-prompts", 8, "--max-concurrency", 1, "--cold")["rows"][0]["checks"]["mean TTFT (s)"]
+            best = min(best, abs(ttft["client"] - ttft["server"]))
+            if best < 0.002:
+                return
+        self.fail("mean TTFT differs by %.1f ms from the server's" % (1e3 * best))
+
+    def test_command_reproduces(self):
+        one = self.run_bench("--num-prompts", 5, "--max-concurrency", 2)["rows"][0]
+        words = one["command"].split()
+        self.assertEqual(words[:3], ["firesteel", "bench", "serve"])
+        again = json.loads(subprocess.run([program("firesteel")] + words[1:] + ["--output-file", "none"], capture_output=True,
+                                          cwd=self.dir, check=True).stdout)["rows"][0]
+        for key in ("total_input_tokens", "total_output_tokens", "total_output_tokens_retokenized", "num_prompts"):
+            self.assertEqual(one[key], again[key], key)
+
+    def test_lines_and_compare(self):
+        path = os.path.join(self.dir, "lines.jsonl")
+        args = ["--num-prompts", 3, "--max-concurrency", 1]
+        self.run_bench(*args, "--output-details", "--tag", "first", file=path)
+        line, = [json.loads(x) for x in open(path)]
+        self.assertEqual(line["tag"], "first")
+        self.assertEqual(line["server_info"]["version"], self.server.info()["version"])
+        for key in ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"):
+            self.assertEqual(len(line[key]), 3, key)
+        self.assertEqual(sum(line["output_lens"]), line["total_output_tokens"])
+        for gaps, n in zip(line["itls"], line["output_lens"]):  # a sample a token behind the first event's
+            self.assertIn(len(gaps), range(n - 6, n))
+        for key in ("mean", "median", "std", "p90", "p95", "p99"):
+            for what in ("e2e_latency", "ttft", "tpot", "itl"):
+                self.assertIsInstance(line["%s_%s_ms" % (key, what)], float)
+        text = bench("serve", "--port", self.server.port, "--random-input", 48, "--random-output", 16, *args, "--output-file",
+                     path, "--compare", path, "--against", "published").stdout.decode()
+        self.assertEqual(len(open(path).readlines()), 2)  # appended
+        self.assertRegex(text, r"Output token throughput \(tok/s\) +\d+\.\d+ +\d+\.\d+ +[+-]\d+\.\d%")
+        self.assertIn("never a like-for-like", text)
+        self.assertIn("8 x AMD Instinct MI355X", text)
+        self.assertIn("command: firesteel bench serve", text)
+        e = bench("serve", "--port", self.server.port, "--random-input", 50, "--random-output", 16, *args, "--output-file",
+                  "none", "--compare", path, expect=2)
+        self.assertIn(b"random_input_len was 48 and is 50", e.stderr)
+
+    def test_prefixes(self):
+        """A shared beginning is taken from the cache, unless a run is cold and its warm-up does not count."""
+        args = ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", 2, "--gsp-prompts-per-group", 3,
+                "--gsp-system-prompt-len", 300, "--gsp-question-len", 16, "--gsp-output-len", 4, "--max-concurrency", 1]
+        row = self.run_bench(*args, "--cold")["rows"][0]
+        self.assertEqual(row["completed"], 6)
+        self.assertGreaterEqual(row["cached_tokens"], 256)
+        self.assertLess(row["cached_tokens"], row["prompt_tokens"] * 0.7)  # the first of a group finds nothing
+        row = self.run_bench("--num-prompts", 3, "--random-input", 400, "--random-range", 1, "--flush-cache")["rows"][0]
+        self.assertEqual(row["cached_tokens"], 0)
+
+
+class Cost(unittest.TestCase):
+    def run_source(self, events, rate, requests, streams):
+        source = subprocess.Popen([program("sse-source"), str(events), str(rate)], stdout=subprocess.PIPE)
+        try:
+            port = int(source.stdout.readline())
+            return bench_json("serve", "--port", port, "--backend", "openai", "--num-prompts", requests, "--max-concurrency",
+                              streams, "--random-input", 8, "--random-output", 8, "--warmup-requests", 0,
+                              "--output-file", "none")["rows"][0]
+        finally:
+            source.kill()
+            source.wait()
+            source.stdout.close()
+
+    def test_client_cost(self):
+        """What a benchmark measures must not be itself: 20,000 events a second in a fifth of a core, and 100,000."""
+        row = self.run_source(400, 20000, 256, 256)
+        self.assertEqual((row["completed"], row["failed"]), (256, 0))
+        per_event = row["client_cpu_share"] / row["client_events_per_s"]
+        self.assertLess(per_event * 20000, 0.2)
+        row = self.run_source(2000, 0, 256, 256)
+        self.assertEqual(row["failed"], 0)
+        # The source shares the machine: what the client could take follows from its own time.
+        self.assertGreater(row["client_events_per_s"] / row["client_cpu_share"], 100000)
+        print("client: %.1f %% of a core at 20,000 events/s; %.0f events/s came, %.1f %% of a core" % (
+            100 * per_event * 20000, row["client_events_per_s"], 100 * row["client_cpu_share"]), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
