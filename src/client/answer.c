@@ -72,6 +72,7 @@ static void on_text(struct answer *r, const struct event *e, int64_t t_ns)
     if (!r->first_ns) {
         r->first_ns = t_ns;
         r->first_to = (uint32_t)r->text.len;
+        r->first_tokens = n;
     } else if (n <= 0) {
         return; /* nothing new: its time belongs to the next gap */
     } else {

@@ -33,6 +33,7 @@ struct answer {
 
     int64_t completion_tokens, prompt_tokens, cached_tokens; /* as reported; -1 */
     int64_t seen_tokens;    /* /generate: at the last event with text */
+    int64_t first_tokens;   /* and at the first */
     uint32_t first_to;      /* of text, the end of the first event's */
     struct answer_gap *gap; /* owned: (n_gaps) */
     size_t n_gaps, cap_gaps;

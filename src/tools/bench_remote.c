@@ -115,23 +115,23 @@ static void describe(struct bench_remote *b)
     json_free(doc);
 }
 
-enum fst_status bench_remote_open(struct bench_remote *b, const struct options *o, bool tokenizer,
-                                  int argc, char **argv)
+enum fst_status bench_remote_open(struct bench_remote *b, const struct options *o, const char *url,
+                                  bool tokenizer, int argc, char **argv)
 {
-    char url[600];
-    const char *given = options_text(o, "base-url"), *model = options_text(o, "model");
-    const char *host = options_text(o, "host");
+    char made[600];
+    const char *model = options_text(o, "model"), *host = options_text(o, "host");
     *b = (struct bench_remote){.o = o};
-    snprintf(url, sizeof url, "http://%s:%d", strcmp(host, "0.0.0.0") ? host : "127.0.0.1",
+    snprintf(made, sizeof made, "http://%s:%d", strcmp(host, "0.0.0.0") ? host : "127.0.0.1",
              (int)options_int(o, "port", 0));
+    if (!url)
+        url = options_text(o, "base-url") ? options_text(o, "base-url") : made;
     buf_puts(&b->command, "firesteel bench");
     struct buf rest = {0};
     bench_file_command(&rest, argc, argv, "");
     buf_puts(&b->command, buf_str(&rest) + strlen("firesteel"));
     buf_release(&rest);
-    enum fst_status rc =
-        target_open(&b->t, given ? given : url, options_float(o, "ready-check-timeout-sec", 60),
-                    bench_remote_interrupted);
+    enum fst_status rc = target_open(&b->t, url, options_float(o, "ready-check-timeout-sec", 60),
+                                     bench_remote_interrupted);
     if (rc == FST_OK && tokenizer)
         rc = open_tokenizer(b);
     if (rc < 0) {
@@ -221,4 +221,29 @@ enum fst_status bench_remote_call(struct bench_remote *b, enum answer_api api, c
     return answer_ok(r) ? FST_OK
                         : fst_error(answer_fault(r), "%s%s: %s", http_url(b->t.http), o.path,
                                     r->error ? r->error : "no memory");
+}
+
+double bench_remote_accept_length(const struct target_counts *a, const struct target_counts *z)
+{
+    double rounds = z->verify_steps - a->verify_steps;
+    return a->has_spec && z->has_spec && rounds > 0 ? (z->accepted - a->accepted + rounds) / rounds
+                                                    : 0;
+}
+
+void bench_remote_put_spec(struct buf *out, const struct target_counts *a,
+                           const struct target_counts *z)
+{
+    double length = bench_remote_accept_length(a, z);
+    double rounds = z->verify_steps - a->verify_steps;
+    buf_puts(out, "\"accept_length\":");
+    if (length > 0)
+        json_put_double(out, length);
+    else
+        buf_puts(out, "null");
+    buf_puts(out, ",\"accepted_by_position\":[");
+    for (int i = 0; length > 0 && i < z->n_positions; i++) {
+        buf_puts(out, i ? "," : "");
+        json_put_double(out, (z->by_position[i] - a->by_position[i]) / rounds);
+    }
+    buf_putc(out, ']');
 }

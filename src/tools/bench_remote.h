@@ -29,8 +29,9 @@ struct bench_remote {
 };
 /* tokenizer: whether one is needed: --tokenizer, --model's folder, the server's if it is on this machine, the
  * bundled model's. */
-enum fst_status bench_remote_open(struct bench_remote *b, const struct options *o, bool tokenizer,
-                                  int argc, char **argv);
+/* url NULL: as the flags say. */
+enum fst_status bench_remote_open(struct bench_remote *b, const struct options *o, const char *url,
+                                  bool tokenizer, int argc, char **argv);
 void bench_remote_release(struct bench_remote *b);
 /* One member list without braces is a row; name goes in front. */
 void bench_remote_row(struct bench_remote *b, const char *name, const char *members);
@@ -44,6 +45,11 @@ enum fst_status bench_remote_call(struct bench_remote *b, enum answer_api api, c
 /* "text":..., "input_ids":[...] of native requests with a fixed number of tokens; salt NULL: none. */
 void bench_remote_generate(struct buf *out, const struct tokenizer_ids *ids, int64_t n_tokens,
                            const char *salt);
+/* What drafting did between two counts, as members of a row: accept_length, accepted_by_position (null and [] when
+ * the server does not say). */
+void bench_remote_put_spec(struct buf *out, const struct target_counts *a,
+                           const struct target_counts *z);
+double bench_remote_accept_length(const struct target_counts *a, const struct target_counts *z);
 void bench_remote_put_ids(struct buf *out, const struct tokenizer_ids *ids);
 /* A name that was not used before, for cache_salt. */
 void bench_remote_salt(char out[40]);

@@ -855,7 +855,7 @@ int bench_serve(int argc, char **argv)
     enum fst_status rc = check_options(&j);
     if (rc == FST_OK) {
         fill_report(&j);
-        rc = bench_remote_open(&j.b, o, true, argc, argv);
+        rc = bench_remote_open(&j.b, o, NULL, true, argc, argv);
     }
     if (rc == FST_OK) {
         j.r.base_url = http_url(j.b.t.http);

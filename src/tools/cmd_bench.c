@@ -255,7 +255,9 @@ static size_t which_bench(const struct options *o)
         i++;
     if (n == 1 && i < FST_COUNT(benches))
         return i;
-    fprintf(stderr, "firesteel bench: expected `serve`, `step`, `kernels` or `kv`, got \"%s\"\n",
+    fprintf(stderr,
+            "firesteel bench: expected serve, decode, agent, http, frontier, step, kernels or kv, "
+            "got \"%s\"\n",
             n == 0                   ? ""
             : i < FST_COUNT(benches) ? args[n > 1]
                                      : args[0]);
@@ -266,7 +268,11 @@ static size_t which_bench(const struct options *o)
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
-} remote[] = {{"serve", bench_serve}};
+} remote[] = {{"serve", bench_serve},
+              {"decode", bench_decode},
+              {"agent", bench_agent},
+              {"http", bench_http},
+              {"frontier", bench_frontier}};
 
 int cmd_bench(int argc, char **argv)
 {
@@ -280,8 +286,9 @@ int cmd_bench(int argc, char **argv)
                                           tool_model_group,
                                           tool_engine_group};
     int status;
-    struct options *o = tool_parse_words("firesteel bench", "serve|step|kernels|kv [options]",
-                                         groups, FST_COUNT(groups), argc, argv, &status);
+    struct options *o = tool_parse_words(
+        "firesteel bench", "serve|decode|agent|http|frontier|step|kernels|kv [options]", groups,
+        FST_COUNT(groups), argc, argv, &status);
     if (!o)
         return status;
     size_t which = which_bench(o);

@@ -23,6 +23,11 @@ def bench(*args, expect=0, env=None):
     return p
 
 
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
 def bench_json(*args, **kw):
     out = bench(*args, "--json", **kw).stdout.decode()
     assert out.endswith("\n") and out.count("\n") == 1, out[-2000:]
@@ -172,7 +177,7 @@ class AgainstPeer(unittest.TestCase):
 
     def test_arrivals(self):
         """Poisson: the waits are numpy's draws (seed 42, behind the lengths, of which ratio 1 draws none)."""
-        waits = json.load(open(os.path.join(ROOT, "tests/data/numpy-random.json")))["dataset"][1]
+        waits = json.loads(read(os.path.join(ROOT, "tests/data/numpy-random.json")))["dataset"][1]
         self.assertEqual(waits["ratio"], 1.0)
         with PeerServer(first=0, gap=0) as s:
             s.run("--backend", "openai", "--num-prompts", 5, "--random-output", 2, "--warmup-requests", 0, "--request-rate", 8)
@@ -269,7 +274,7 @@ class AgainstOurs(unittest.TestCase):
         path = os.path.join(self.dir, "lines.jsonl")
         args = ["--num-prompts", 3, "--max-concurrency", 1]
         self.run_bench(*args, "--output-details", "--tag", "first", file=path)
-        line, = [json.loads(x) for x in open(path)]
+        line, = [json.loads(x) for x in read(path).splitlines()]
         self.assertEqual(line["tag"], "first")
         self.assertEqual(line["server_info"]["version"], self.server.info()["version"])
         for key in ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"):
@@ -282,7 +287,7 @@ class AgainstOurs(unittest.TestCase):
                 self.assertIsInstance(line["%s_%s_ms" % (key, what)], float)
         text = bench("serve", "--port", self.server.port, "--random-input", 48, "--random-output", 16, *args, "--output-file",
                      path, "--compare", path, "--against", "published").stdout.decode()
-        self.assertEqual(len(open(path).readlines()), 2)  # appended
+        self.assertEqual(len(read(path).splitlines()), 2)  # appended
         self.assertRegex(text, r"Output token throughput \(tok/s\) +\d+\.\d+ +\d+\.\d+ +[+-]\d+\.\d%")
         self.assertIn("never a like-for-like", text)
         self.assertIn("8 x AMD Instinct MI355X", text)
@@ -301,6 +306,93 @@ class AgainstOurs(unittest.TestCase):
         self.assertLess(row["cached_tokens"], row["prompt_tokens"] * 0.7)  # the first of a group finds nothing
         row = self.run_bench("--num-prompts", 3, "--random-input", 400, "--random-range", 1, "--flush-cache")["rows"][0]
         self.assertEqual(row["cached_tokens"], 0)
+
+
+class OtherBenches(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(fake=False)
+        cls.dir = tempfile.mkdtemp(prefix="firesteel-test-")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.dir)
+        cls.server.stop()
+
+    def test_decode(self):
+        file = bench_json("decode", "--port", self.server.port, "--input-len", 300, "--output-len", 40, "--runs", 3)
+        row, = file["rows"]
+        self.assertEqual((row["name"], row["prompt_tokens"], row["output_tokens"], row["runs"]), ("decode", 300, 40, 3))
+        rates = sorted(row["rates_tok_s"])
+        self.assertEqual([row["min_tok_s"], row["median_tok_s"], row["max_tok_s"]], rates)
+        self.assertAlmostEqual(row["time_us"] * row["median_tok_s"], 1e6, delta=100)
+        self.assertFalse(row["simulated_acceptance"])
+        text = bench("decode", "--port", self.server.port, "--input-len", 30, "--output-len", 20, "--runs", 1, "--against",
+                     "published").stdout.decode()
+        self.assertIn("GB300", text)
+        self.assertIn("command: firesteel bench decode", text)
+
+    def test_ids_file(self):
+        path = os.path.join(self.dir, "ids.json")
+        with open(path, "w") as f:
+            json.dump([5, 6, 7, 8], f)
+        row, = bench_json("decode", "--port", self.server.port, "--ids", path, "--output-len", 12, "--runs", 1)["rows"]
+        self.assertEqual(row["prompt_tokens"], 4)
+
+    def test_simulated_is_labelled(self):
+        flags = ["--debug-hooks", "--simulate-acc-len", "3"]
+        with Server(fake=False, flags=flags) as s:
+            file = bench_json("decode", "--port", s.port, "--input-len", 30, "--output-len", 60, "--runs", 2)
+            self.assertTrue(file["rows"][0]["simulated_acceptance"])
+            self.assertAlmostEqual(file["rows"][0]["accept_length"], 3, delta=0.2)
+            text = bench("serve", "--port", s.port, "--num-prompts", 2, "--random-input", 16, "--random-output", 8,
+                         "--output-file", "none").stdout.decode()
+            self.assertIn("SIMULATED ACCEPTANCE", text)
+
+    def test_frontier(self):
+        csv = os.path.join(self.dir, "f.csv")
+        rows = bench_json("frontier", "--port", self.server.port, "--start", 256, "--max", 900, "--gen-tokens", 16, "--csv",
+                          csv)["rows"]
+        self.assertEqual([r["ctx"] for r in rows], [256, 512, 900])
+        self.assertEqual(rows[0]["cached_tokens"], 0)
+        for a, b in zip(rows, rows[1:]):  # only the new interval is read, and what its boundary needs
+            self.assertGreaterEqual(b["cached_tokens"], a["ctx"] - 128)
+        for r in rows:
+            self.assertGreater(r["kv_bytes"], 100 * r["ctx"])
+            self.assertGreater(r["prefill_tok_s"], 0)
+            self.assertGreater(r["decode_tok_s"], 0)
+        lines = read(csv).split()
+        self.assertEqual(lines[0], "ctx,prefill_tok_s,decode_tok_s,kv_bytes,accept_len,ttft_ms")
+        self.assertEqual(len(lines), 4)
+        self.assertIn(b"takes 65536", bench("frontier", "--port", self.server.port, "--max", 70000, expect=2).stderr)
+
+    def test_agent(self):
+        rows = bench_json("agent", "--port", self.server.port, "--turns", 6, "--thinking", "off", "--system-tokens", 50,
+                          "--tool-tokens", 150)["rows"]
+        self.assertEqual([r["turn"] for r in rows], list(range(1, 7)))
+        self.assertGreater(sum(r["calls"] for r in rows), 0)  # the bundled model calls tools
+        for a, b in zip(rows, rows[1:]):
+            self.assertEqual(b["new_tokens"], b["prompt_tokens"] - a["prompt_tokens"] - a["completion_tokens"])
+            self.assertEqual(b["recomputed_tokens"], b["prompt_tokens"] - b["cached_tokens"])
+            self.assertTrue(b["within"], b)
+            if a["calls"]:
+                self.assertGreater(b["new_tokens"], 140)
+            self.assertLess(b["server_prefill_ms"], b["ttft_ms"])
+        # a server that keeps nothing computes all again, and the bench says so
+        with Server(fake=False, flags=["--disable-radix-cache"]) as s:
+            rows = bench_json("agent", "--port", s.port, "--turns", 3, "--thinking", "off", "--system-tokens", 200)["rows"]
+        self.assertEqual([r["within"] for r in rows], [True, False, False])
+
+    def test_http(self):
+        rows = bench_json("http", "--max-concurrency", "1,8", "--output-len", 64)["rows"]
+        self.assertEqual([(r["route"], r["max_concurrency"]) for r in rows],
+                         [(r, c) for r in ("completions", "chat", "generate") for c in (1, 8)])
+        for r in rows:
+            self.assertEqual(r["output_tokens"], 2 * 64 * r["max_concurrency"])
+            self.assertAlmostEqual(r["time_us"], r["server_thread_us_per_token"] + r["engine_us_per_token"], delta=0.01)
+            self.assertGreater(r["server_thread_us_per_token"], 0.5)
+            self.assertLess(r["time_us"], 5000)
+        self.assertIn(b"takes no --port", bench("http", "--port", 5, expect=2).stderr)
 
 
 class Cost(unittest.TestCase):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes numpy-random.json: draws of numpy's legacy generator and of Python's random, which src/client/numpy.c must
+"""Writes numpy-random.json and bench/decode-prompt.json: draws of numpy's legacy generator and of Python's random, which src/client/numpy.c must
 give bit for bit.  Needs numpy; made with numpy 2.4.6 and Python 3.11."""
 
 import json
@@ -35,3 +35,6 @@ for n, full_in, full_out, ratio in ((32, 1024, 1024, 0.0), (16, 8192, 1024, 1.0)
                            "input_lens": ins, "output_lens": outs, "rate": 8.0, "waits": waits})
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "numpy-random.json"), "w") as f:
     f.write("{\n" + ",\n".join('"%s": [\n%s\n]' % (k, ",\n".join(json.dumps(x) for x in v)) for k, v in out.items()) + "\n}\n")
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench", "decode-prompt.json"), "w") as f:
+    json.dump([int(x) for x in np.random.RandomState(42).randint(0, 128000, 4096)], f)
+    f.write("\n")

@@ -198,6 +198,32 @@ static void test_random_ids(void **state)
         assert_false(tokenizer_is_special(tok, id));
 }
 
+/* The single-stream protocol's prompt for vocabularies of 128000 ordinary ids, as it is published here. */
+static void test_decode_prompt(void **state)
+{
+    struct buf b = {0};
+    struct json_doc *doc = NULL;
+    struct mt19937 m;
+    struct tokenizer_ids ids = {0};
+    int64_t want;
+    (void)state;
+    assert_true(read_whole("bench/decode-prompt.json", &b));
+    assert_int_equal(json_parse(&doc, buf_str(&b), b.len), FST_OK);
+    assert_int_equal(json_count(json_root(doc)), 4096);
+    numpy_seed(&m, 42);
+    for (size_t i = 0; i < 4096; i++) {
+        assert_true(json_int(json_at(json_root(doc), i), &want));
+        assert_int_equal(numpy_randint(&m, 0, 128000), want);
+    }
+    assert_int_equal(dataset_decode_prompt(&ids, tok, 100), FST_OK);
+    numpy_seed(&m, 42);
+    for (size_t i = 0; i < 100; i++) /* of a smaller vocabulary */
+        assert_int_equal(numpy_randint(&m, 0, dataset_ordinary_ids(tok)), ids.id[i]);
+    tokenizer_ids_release(&ids);
+    json_free(doc);
+    buf_release(&b);
+}
+
 static const char talks[] =
     "[{\"conversations\":[{\"value\":\"one two three\"},{\"value\":\"four five six seven\"}]},"
     "{\"conversations\":[{\"value\":\"alone and never answered\"}]},"
@@ -286,10 +312,11 @@ static int close_tokenizer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_randint),      cmocka_unit_test(test_exponential),
-        cmocka_unit_test(test_shuffle),      cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_prose_starts), cmocka_unit_test(test_random_ids),
-        cmocka_unit_test(test_sharegpt),     cmocka_unit_test(test_shared_prefix),
+        cmocka_unit_test(test_randint),       cmocka_unit_test(test_exponential),
+        cmocka_unit_test(test_shuffle),       cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_prose_starts),  cmocka_unit_test(test_random_ids),
+        cmocka_unit_test(test_decode_prompt), cmocka_unit_test(test_sharegpt),
+        cmocka_unit_test(test_shared_prefix),
     };
     return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
 }
