@@ -3,7 +3,7 @@
 file(GLOB fake_tools CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/tools/*.c)
 if(fake_tools)
   add_executable(firesteel-fake ${CMAKE_SOURCE_DIR}/tests/api/fake_engine.c ${fake_tools})
-  target_link_libraries(firesteel-fake PRIVATE fst_client fst_server fst_chat fst_tokenizer fst_weights fst_spec
+  target_link_libraries(firesteel-fake PRIVATE fst_client fst_plot fst_server fst_chat fst_tokenizer fst_weights fst_spec
     fst_kernels fst_device fst_base fst_libedit)
 endif()
 # kv-folder: makes folders of the disk tier for tests of `firesteel kv`.

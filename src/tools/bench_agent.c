@@ -398,7 +398,7 @@ int bench_agent(int argc, char **argv)
     if (rc < 0)
         status = tool_fail(rc);
     if (rc == FST_OK || j.b.rows.len) {
-        int written = bench_remote_finish(&j.b, "agent", &j.text);
+        int written = bench_remote_finish(&j.b, &j.text);
         status = rc < 0 ? status : written;
     }
     tokenizer_ids_release(&j.prose);

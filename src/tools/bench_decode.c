@@ -152,7 +152,7 @@ int bench_decode(int argc, char **argv)
                            : fst_error(FST_ENOMEM, "no memory");
     if (rc == FST_OK)
         rc = measure(j);
-    status = rc < 0 ? tool_fail(rc) : bench_remote_finish(&j->b, "decode", &j->text);
+    status = rc < 0 ? tool_fail(rc) : bench_remote_finish(&j->b, &j->text);
     if (j) {
         tokenizer_ids_release(&j->ids);
         buf_release(&j->text);

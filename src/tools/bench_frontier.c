@@ -216,7 +216,7 @@ int bench_frontier(int argc, char **argv)
     if (rc == FST_OK && options_text(o, "csv"))
         rc = file_write(options_text(o, "csv"), buf_str(&j.csv), j.csv.len);
     buf_printf(&j.text, "on %s\ncommand: %s\n", j.b.card, buf_str(&j.b.command));
-    status = rc < 0 ? tool_fail(rc) : bench_remote_finish(&j.b, "frontier", &j.text);
+    status = rc < 0 ? tool_fail(rc) : bench_remote_finish(&j.b, &j.text);
     tokenizer_ids_release(&j.ids);
     buf_release(&j.text);
     buf_release(&j.csv);

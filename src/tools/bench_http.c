@@ -358,7 +358,7 @@ int bench_http(int argc, char **argv)
         rc = all_cases(&j);
     stop_server(&j);
     buf_printf(&j.text, "on %s\ncommand: %s\n", j.b.card, buf_str(&j.b.command));
-    status = rc < 0 ? tool_fail(rc) : bench_remote_finish(&j.b, "http", &j.text);
+    status = rc < 0 ? tool_fail(rc) : bench_remote_finish(&j.b, &j.text);
     buf_release(&j.text);
     bench_remote_release(&j.b);
     options_free(o);

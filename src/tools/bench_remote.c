@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/rng.h"
+#include "tools/charts.h"
 
 static const struct option_def defs[] = {
     {.name = "base-url",
@@ -153,13 +154,35 @@ void bench_remote_row(struct bench_remote *b, const char *name, const char *memb
     buf_printf(&b->rows, "{\"name\":\"%s\"%s%s}", name, *members ? "," : "", members);
 }
 
-int bench_remote_finish(struct bench_remote *b, const char *bench, const struct buf *text)
+static enum fst_status write_svg(const struct bench_remote *b, const struct buf *file)
+{
+    struct json_doc *doc = NULL;
+    struct buf svg = {0}, caption = {0};
+    FST_TRY(json_parse(&doc, buf_str(file), file->len));
+    json_val *rows = json_get(json_root(doc), "rows");
+    size_t n = json_count(rows);
+    json_val **row = mem_calloc(n + 1, sizeof *row);
+    enum fst_status rc = row ? FST_OK : fst_error(FST_ENOMEM, "no memory for a plot");
+    for (size_t i = 0; row && i < n; i++)
+        row[i] = json_at(rows, i);
+    buf_printf(&caption, "$ %s  |  %s  |  %s", buf_str(&b->command), b->card, b->driver);
+    if (rc == FST_OK)
+        rc = charts_draw(&svg, (enum chart_kind)charts_kind_of(row, n), row, n, buf_str(&caption));
+    if (rc == FST_OK)
+        rc = file_write(options_text(b->o, "svg"), buf_str(&svg), svg.len);
+    json_free(doc);
+    mem_free(row);
+    buf_release(&svg);
+    buf_release(&caption);
+    return rc;
+}
+
+int bench_remote_finish(struct bench_remote *b, const struct buf *text)
 {
     struct buf file = {0};
     const char *out = options_text(b->o, "out");
     int status = 0;
 
-    (void)bench;
     bench_file_head(&file, b->card, b->driver, buf_str(&b->command));
     buf_puts(&file, ",\"rows\":[");
     buf_append(&file, buf_str(&b->rows), b->rows.len);
@@ -168,6 +191,8 @@ int bench_remote_finish(struct bench_remote *b, const char *bench, const struct 
         file.failed || b->rows.failed ? fst_error(FST_ENOMEM, "no memory") : FST_OK;
     if (rc == FST_OK && out)
         rc = file_write(out, buf_str(&file), file.len);
+    if (rc == FST_OK && options_text(b->o, "svg"))
+        rc = write_svg(b, &file);
     if (rc < 0)
         status = tool_fail(rc);
     else if (options_flag(b->o, "json"))

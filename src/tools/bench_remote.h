@@ -36,7 +36,7 @@ void bench_remote_release(struct bench_remote *b);
 /* One member list without braces is a row; name goes in front. */
 void bench_remote_row(struct bench_remote *b, const char *name, const char *members);
 /* --out, --svg and, with --json, stdout; else `text` goes there.  An exit status. */
-int bench_remote_finish(struct bench_remote *b, const char *bench, const struct buf *text);
+int bench_remote_finish(struct bench_remote *b, const struct buf *text);
 
 /* One streamed request by itself.  The record is the caller's to release in any case; one that failed is a status with
  * its error. */

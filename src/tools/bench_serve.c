@@ -867,7 +867,7 @@ int bench_serve(int argc, char **argv)
     if (rc < 0)
         status = tool_fail(rc);
     if (rc == FST_OK || j.b.rows.len) {
-        int written = bench_remote_finish(&j.b, "serve", &j.text);
+        int written = bench_remote_finish(&j.b, &j.text);
         status = rc < 0 ? status : written;
     }
     job_release(&j);

@@ -189,8 +189,9 @@ static void put_file(const struct bench *b, struct buf *o, int argc, char **argv
     buf_puts(o, "]}");
 }
 
-static void print_table(const struct bench *b)
+static void print_table(const struct bench *b, int argc, char **argv)
 {
+    struct buf cmd = {0};
     printf(
         "%s: read %.2f GB/s, %.2f Gop/s of bf16, %.2f of fp8; kernels %s, %d layers of %.2f GB\n",
         b->card, b->m.read_bytes_s * 1e-9, b->m.bf16_s * 1e-9, b->m.fp8_s * 1e-9, b->kernels,
@@ -206,6 +207,9 @@ static void print_table(const struct bench *b)
                alone ? r->best_us : r->p95_us, r->c.bytes * 1e-6, f,
                r->time_us > 0 ? 100 * f / r->time_us : 0.0);
     }
+    bench_file_command(&cmd, argc, argv, "");
+    printf("command: %s\n", buf_str(&cmd));
+    buf_release(&cmd);
 }
 
 static enum fst_status bench_step(struct bench *b, const struct options *o)
@@ -312,7 +316,7 @@ int cmd_bench(int argc, char **argv)
     else if (options_flag(o, "json"))
         status = tool_print_json(&file);
     else
-        print_table(&b), status = 0;
+        print_table(&b, argc, argv), status = 0;
     mem_free(b.out);
     buf_release(&file);
     options_free(o);

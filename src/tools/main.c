@@ -24,6 +24,7 @@ static const struct command commands[] = {
     {"doctor", cmd_doctor, "check machine, kernels, model folder and port"},
     {"bench", cmd_bench,
      "a server under load; a step of the model, each kernel alone, the prefix tree"},
+    {"plot", cmd_plot, "charts of what benches wrote"},
     {"calibrate", cmd_calibrate, "fit the confidence head of a checkpoint to its own rounds"},
     {"kv", cmd_kv, "list, verify or prune what is kept of prompts on disk"},
     {"replay", cmd_replay, "run a record of the engine's last steps again"},

@@ -24,6 +24,7 @@ int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
 int cmd_replay(int argc, char **argv);
+int cmd_plot(int argc, char **argv);
 int cmd_calibrate(int argc, char **argv);
 
 /* Flags of every command that opens an engine, and those of them that a plan of its memory asks for;

@@ -4,6 +4,7 @@ OpenAI's routes and whose times are known; one that only streams events, for wha
 import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import time
 import unittest
+import xml.etree.ElementTree
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import ROOT, Server, free_port, program  # noqa: E402
@@ -393,6 +395,103 @@ class OtherBenches(unittest.TestCase):
             self.assertGreater(r["server_thread_us_per_token"], 0.5)
             self.assertLess(r["time_us"], 5000)
         self.assertIn(b"takes no --port", bench("http", "--port", 5, expect=2).stderr)
+
+
+def luminance(color):
+    part = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    part = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in part]
+    return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2]
+
+
+def contrast(a, b):
+    a, b = sorted((luminance(a), luminance(b)))
+    return (b + 0.05) / (a + 0.05)
+
+
+class Plots(unittest.TestCase):
+    """Charts of result files, recorded and made up: well-formed, inside their frame, readable on both pages."""
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="firesteel-test-")
+
+    def tearDown(self):
+        shutil.rmtree(self.dir)
+
+    def file(self, rows, **more):
+        path = os.path.join(self.dir, "rows.json")
+        with open(path, "w") as f:
+            json.dump(dict({"card": "a card", "date": "2026-11-30", "command": "firesteel bench x --y 'a < b'", "rows": rows}, **more), f)
+        return path
+
+    def plot(self, *args, expect=0):
+        p = subprocess.run([program("firesteel"), "plot"] + list(args), capture_output=True, cwd=ROOT, timeout=60)
+        self.assertEqual(p.returncode, expect, p.stderr)
+        return p.stderr if expect else p.stdout.decode()
+
+    def check(self, svg, *texts):
+        root = xml.etree.ElementTree.fromstring(svg)
+        width, height = (float(root.get(k)) for k in ("width", "height"))
+        style = root.find("{http://www.w3.org/2000/svg}style").text
+        light, dark = style.split("@media (prefers-color-scheme:dark)")
+        for page in (light, dark):
+            ground = re.search(r"\.ground\{fill:(#\w+)\}", page).group(1)
+            colors = re.findall(r"(?:text|caption|\.s\d)\{[^}]*?(?:fill|stroke):(#\w{6})", page)
+            self.assertEqual(len(colors), 10)
+            for c in colors:
+                self.assertGreaterEqual(contrast(c, ground), 4.5, (c, ground))
+        for e in root.iter():
+            for key, most in (("x", width), ("cx", width), ("y", height), ("cy", height)):
+                if e.get(key):
+                    self.assertTrue(-1 <= float(e.get(key)) <= most, (e.tag, e.attrib))
+        words = " ".join(e.text or "" for e in root.iter() if e.tag.endswith("text"))
+        for t in texts:
+            self.assertIn(t, words)
+        self.assertNotIn("nan", svg)
+
+    def test_recorded_files(self):
+        for name, unit in (("cpu-step.json", "percent"), ("h200-kernels.json", "percent"), ("cpu-kv.json", "percent")):
+            with open(os.path.join(ROOT, "bench", "results", name)) as f:
+                command = json.load(f)["command"]
+            self.check(self.plot("bench/results/" + name), unit, command[:40])
+
+    def test_kinds(self):
+        serve = [{"name": "serve", "backend": "sglang", "max_concurrency": c, "output_throughput": 100.0 * c, "total_throughput": 300.0 * c,
+                  "accepted_by_position": [0.9, 0.7, 0.4],
+                  **{"%s_%s_ms" % (p, m): 3.0 * c * (i + 1) for p in ("median", "p90", "p95", "p99")
+                     for i, m in enumerate(("ttft", "tpot", "itl", "e2e_latency"))}} for c in (1, 4, 16)]
+        command = "$ firesteel bench x --y 'a < b'"
+        self.check(self.plot(self.file(serve)), "tokens per second", "requests under way", "a card", command)
+        self.check(self.plot(self.file(serve), "--kind", "latency"), "milliseconds", "TTFT P99", command)
+        self.check(self.plot(self.file(serve[:1])), "milliseconds", "P95", "E2E")
+        self.check(self.plot(self.file(serve), "--kind", "accept"), "share of rounds", "concurrency 16")
+        self.check(self.plot(self.file([{"name": "frontier", "ctx": c, "prefill_tok_s": 1e5 / c, "decode_tok_s": 50.0}
+                                        for c in (1024, 2048, 5000)])), "context, tokens", "reading")
+        self.check(self.plot(self.file([{"name": "agent", "turn": t, "recomputed_tokens": 30 * t, "new_tokens": 20} for t in (1, 2)])),
+                   "turn", "tokens", "computed")
+        self.check(self.plot(self.file([{"name": "http", "route": r, "max_concurrency": c, "time_us": 9.5}
+                                        for r in ("chat", "generate") for c in (1, 8)])), "microseconds", "generate")
+        self.check(self.plot(self.file([{"name": "decode", "rates_tok_s": [90.0, 95.5, 93.0]}])), "output tokens per second")
+        lines = os.path.join(self.dir, "lines.jsonl")
+        with open(lines, "w") as f:
+            for r in serve:
+                r = dict(r, command="firesteel bench serve --max-concurrency %d" % r["max_concurrency"])
+                del r["name"]
+                f.write(json.dumps(r) + "\n")
+        out = os.path.join(self.dir, "out.svg")
+        self.plot(lines, "--svg", out)
+        self.check(read(out), "--max-concurrency 1", "and 2 more commands", "input and output")
+
+    def test_refused(self):
+        self.assertIn(b"expected a result file", self.plot(expect=2))
+        self.assertIn(b"no rows that a chart shows", self.plot(self.file([{"name": "odd"}]), expect=2))
+        self.assertIn(b"accepted_by_position", self.plot(self.file([{"name": "serve"}]), "--kind", "accept", expect=2))
+        self.assertIn(b"nowhere.json", self.plot("/nowhere.json", expect=3))
+
+    def test_svg_of_a_bench(self):
+        with Server(fake=False) as s:
+            out = os.path.join(self.dir, "s.svg")
+            bench("serve", "--port", s.port, "--num-prompts", 2, "--random-input", 16, "--random-output", 8, "--output-file", "none",
+                  "--max-concurrency", "1,2", "--svg", out)
+        self.check(read(out), "tokens per second", "$ firesteel bench serve")
 
 
 class Cost(unittest.TestCase):

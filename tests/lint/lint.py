@@ -31,7 +31,8 @@ LAYERS = {
                "firesteel"],
     "server": ["base", "tokenizer", "chat", "firesteel"],
     "client": ["base", "tokenizer"],
-    "tools": ["base", "server", "chat", "tokenizer", "client", "firesteel"],
+    "plot": ["base"],
+    "tools": ["base", "server", "chat", "tokenizer", "client", "plot", "firesteel"],
 }
 # Tools that look inside on purpose: what they are for is named in their head comments.
 TOOL_EXCEPTIONS = {
@@ -73,6 +74,7 @@ INTERFACE = {
     "sched": "sched",
     "engine": "",
     "client": "http event answer load figures numpy dataset target report",
+    "plot": "plot",
     "server": "server fields",
     "tools": "",
 }
