@@ -143,7 +143,7 @@ static enum fst_status read_simulation(struct debug_hooks *d, const struct fst_e
 }
 
 static enum fst_status open_null(struct debug_hooks *d, const struct fst_engine_opts *o, int gamma,
-                                 int vocab, bool on_card)
+                                 bool on_card)
 {
     if (gamma)
         return fst_error(FST_EINVAL, "--debug-null-model needs --speculative-algorithm none");
@@ -153,11 +153,6 @@ static enum fst_status open_null(struct debug_hooks *d, const struct fst_engine_
         return fst_error(FST_EINVAL, "--debug-null-model must be above 0 and at most 1e6, got %g",
                          o->debug_null_model);
     d->null_us = o->debug_null_model;
-    d->null_rows = o->max_running_requests;
-    d->null_logits = mem_alloc((size_t)d->null_rows * (size_t)vocab * sizeof *d->null_logits);
-    if (!d->null_logits)
-        return fst_error(FST_ENOMEM, "--debug-null-model: no memory for %d rows of logits",
-                         d->null_rows);
     snprintf(d->label + strlen(d->label), sizeof d->label - strlen(d->label), " null-model=%g",
              d->null_us);
     return FST_OK;
@@ -205,7 +200,7 @@ enum fst_status debug_open(struct debug_hooks *d, const struct fst_engine_opts *
                  o->debug_spoil);
     }
     if (o->debug_null_model != 0)
-        FST_TRY(open_null(d, o, gamma, vocab, on_card));
+        FST_TRY(open_null(d, o, gamma, on_card));
     if (o->debug_drafter) {
         FST_TRY(read_file(d, o->debug_drafter));
         snprintf(d->label + strlen(d->label), sizeof d->label - strlen(d->label),
@@ -245,7 +240,11 @@ void debug_step(struct fst_engine *e)
 enum fst_status debug_forward(struct fst_engine *e, int n, float **logits)
 {
     struct debug_hooks *d = &e->debug;
-    if (n > d->null_rows)
+    if (!d->null_logits) /* once: how many may run is not known before */
+        d->null_logits = mem_alloc((size_t)e->max_running * (size_t)d->vocab * sizeof(float));
+    if (!d->null_logits)
+        return fst_error(FST_ENOMEM, "--debug-null-model: no memory for %d rows", e->max_running);
+    if (n > e->max_running)
         return fst_error(FST_EUNSUPPORTED,
                          "--debug-null-model gives no log-probabilities of prompts");
     /* Anew each time: penalties and masks change rows in place. */

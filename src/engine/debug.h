@@ -50,10 +50,9 @@ struct debug_hooks {
     int step_len; /* tokens of this step's rounds, drawn once for all of them */
     enum debug_spoil spoil;
     int64_t spoil_at;
-    float *null_logits; /* owned: (null_rows, vocab); NULL: the model computes */
-    double null_us;
-    int null_rows;
-    char label[256]; /* "debug-hooks simulate-acc-len=3.4 ..." */
+    double null_us;     /* of a step without the model; 0: it computes */
+    float *null_logits; /* owned: (max_running, vocab) */
+    char label[256];    /* "debug-hooks simulate-acc-len=3.4 ..." */
 };
 
 /* Of a request. */

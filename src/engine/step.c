@@ -558,7 +558,7 @@ static void one_step(fst_engine *e)
         goto fault;
     plan(e, &step);
     n_logits = resolve(e, &step, &rows);
-    rc = e->debug.null_logits
+    rc = e->debug.null_us > 0
              ? debug_forward(e, n_logits, &logits)
              : model_forward(e->model, &e->kv, &rows, e->logit_row, n_logits, &logits);
     if (rc < 0)

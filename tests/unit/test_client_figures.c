@@ -42,7 +42,7 @@ static void bytes_of(struct buf *out, json_val *v)
     buf_reset(out);
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)s[i] >= 0xc2) {
-            buf_putc(out, (char)((s[i] << 6) | (s[i + 1] & 0x3f)));
+            buf_putc(out, (char)(((unsigned)s[i] << 6) | (s[i + 1] & 0x3f)));
             i++;
         } else {
             buf_putc(out, s[i]);
