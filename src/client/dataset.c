@@ -11,7 +11,7 @@ static enum fst_status no_memory(void)
 
 void dataset_release(struct dataset *d)
 {
-    for (size_t i = 0; i < d->n; i++) {
+    for (size_t i = 0; d->row && i < d->n; i++) {
         mem_free(d->row[i].text);
         tokenizer_ids_release(&d->row[i].ids);
     }
@@ -23,7 +23,10 @@ void dataset_release(struct dataset *d)
 static enum fst_status decode(struct dataset_row *row, const struct tokenizer *t)
 {
     struct buf b = {0};
-    FST_TRY(tokenizer_decode(t, row->ids.id, row->ids.n, false, &b));
+    if (tokenizer_decode(t, row->ids.id, row->ids.n, false, &b) < 0) {
+        buf_release(&b);
+        return no_memory();
+    }
     row->text_len = b.len;
     row->text = buf_detach(&b);
     return row->text ? FST_OK : no_memory();
@@ -259,8 +262,13 @@ static enum fst_status ask_talks(struct dataset *d, const struct dataset_opts *o
         struct dataset_row *row = &d->row[n];
         struct tokenizer_ids answer = {0};
         tokenizer_ids_release(&row->ids);
-        FST_TRY(encode(&row->ids, o->tok, a->ask, a->ask_len));
-        FST_TRY(encode(&answer, o->tok, a->answer, a->answer_len));
+        enum fst_status rc = encode(&row->ids, o->tok, a->ask, a->ask_len);
+        if (rc == FST_OK)
+            rc = encode(&answer, o->tok, a->answer, a->answer_len);
+        if (rc < 0) {
+            tokenizer_ids_release(&answer);
+            return rc;
+        }
         int64_t asked = (int64_t)row->ids.n;
         int64_t out = a->output_len >= 0       ? a->output_len
                       : o->sharegpt_output_len ? o->sharegpt_output_len
@@ -360,7 +368,7 @@ static enum fst_status make_shared(struct dataset *d, const struct dataset_opts 
         if (rc == FST_OK)
             rc = encode(&row[i].ids, o->tok, buf_str(&text), text.len);
         row[i].text_len = text.len;
-        row[i].text = buf_detach(&text);
+        row[i].text = buf_detach(&text); /* NULL releases it */
         row[i].prompt_len = (int64_t)row[i].ids.n;
         row[i].output_len = o->shared_output_len;
         if (rc == FST_OK && !row[i].text)

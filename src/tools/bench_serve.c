@@ -673,8 +673,12 @@ static void add_row(struct job *j)
     j->r.server_info = NULL;
     report_put_json(&row, &j->r, NULL, 0);
     j->r.server_info = info;
-    row.data[row.len - 1] = 0; /* its brace */
-    bench_remote_row(&j->b, "serve", row.data + 1);
+    if (row.failed) {
+        j->b.rows.failed = true; /* said when they are written */
+    } else {
+        row.data[row.len - 1] = 0; /* its brace */
+        bench_remote_row(&j->b, "serve", row.data + 1);
+    }
     buf_release(&row);
 }
 
@@ -713,6 +717,11 @@ static enum fst_status one_run(struct job *j, size_t c, int argc, char **argv)
             rc = report_against_published(&j->text, &j->r, "serve");
         buf_putc(&j->text, '\n');
         add_row(j);
+        if (!options_flag(j->o, "json")) { /* each run as it ends */
+            fwrite(buf_str(&j->text), 1, j->text.len, stdout);
+            fflush(stdout);
+        }
+        buf_reset(&j->text);
     }
     if (rc == FST_OK)
         rc = write_line(j, rec);

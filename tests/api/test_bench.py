@@ -181,11 +181,15 @@ class AgainstPeer(unittest.TestCase):
         """Poisson: the waits are numpy's draws (seed 42, behind the lengths, of which ratio 1 draws none)."""
         waits = json.loads(read(os.path.join(ROOT, "tests/data/numpy-random.json")))["dataset"][1]
         self.assertEqual(waits["ratio"], 1.0)
-        with PeerServer(first=0, gap=0) as s:
-            s.run("--backend", "openai", "--num-prompts", 5, "--random-output", 2, "--warmup-requests", 0, "--request-rate", 8)
-            got = [b - a for a, b in zip(s.handler.starts, s.handler.starts[1:])]
-        for a, b in zip(got, waits["waits"]):
-            self.assertAlmostEqual(a, b, delta=0.05)
+        late = []
+        for _ in range(4):  # a busy machine may start a thread of the peer late
+            with PeerServer(first=0, gap=0) as s:
+                s.run("--backend", "openai", "--num-prompts", 5, "--random-output", 2, "--warmup-requests", 0, "--request-rate", 8)
+                got = [b - a for a, b in zip(s.handler.starts, s.handler.starts[1:])]
+            late.append(max(abs(a - b) for a, b in zip(got, waits["waits"])))
+            if late[-1] < 0.03:
+                return
+        self.fail("arrivals are off by %s s" % late)
 
     def test_without_usage_and_stream(self):
         with PeerServer(usage=False, first=0.01, gap=0.001) as s:
