@@ -52,6 +52,13 @@ static void add_gap(struct answer *r, double s, int64_t n_tokens)
     r->gap[r->n_gaps++] = (struct answer_gap){s, n_tokens, (uint32_t)r->text.len};
 }
 
+/* Events of /generate hold everything so far, or with incremental streaming what is new. */
+static bool holds_all(const struct answer *r, const struct event *e)
+{
+    return e->text.len >= r->text.len &&
+           (!r->text.len || !memcmp(e->text.at, r->text.data, r->text.len));
+}
+
 /* Something was generated at t. */
 static void on_text(struct answer *r, const struct event *e, int64_t t_ns)
 {
@@ -60,8 +67,8 @@ static void on_text(struct answer *r, const struct event *e, int64_t t_ns)
         r->first_thought_ns = t_ns;
     if (e->text.len && !r->first_text_ns)
         r->first_text_ns = t_ns;
-    if (r->api == ANSWER_GENERATE)
-        buf_reset(&r->text); /* events hold everything so far */
+    if (r->api == ANSWER_GENERATE && holds_all(r, e))
+        buf_reset(&r->text);
     buf_append(&r->text, e->reasoning.at, e->reasoning.len);
     buf_append(&r->text, e->text.at, e->text.len);
     int64_t n = 1;

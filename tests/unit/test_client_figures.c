@@ -169,6 +169,28 @@ static void test_any_cut(void **state)
             check_case(json_at(json_root(trace), i), &cut);
 }
 
+/* /generate with incremental streaming: text is what is new, tokens are all so far. */
+static void test_incremental(void **state)
+{
+    static const char stream[] =
+        "data: {\"text\":\"one\",\"meta_info\":{\"completion_tokens\":1}}\n\n"
+        "data: {\"text\":\" two three\",\"meta_info\":{\"completion_tokens\":3}}\n\n"
+        "data: {\"text\":\" one\",\"meta_info\":{\"completion_tokens\":4,\"finish_reason\":{}}}\n\n"
+        "data: [DONE]\n\n";
+    struct answer a;
+    (void)state;
+    assert_int_equal(answer_init(&a, ANSWER_GENERATE, true, 1, 4), FST_OK);
+    answer_head(&a, 200, 1);
+    answer_bytes(&a, stream, sizeof stream - 1, 5);
+    answer_end(&a, NULL, 6);
+    assert_true(answer_ok(&a));
+    assert_string_equal(buf_str(&a.text), "one two three one");
+    assert_int_equal(a.n_gaps, 2);
+    assert_int_equal(a.gap[0].n_tokens, 2);
+    assert_int_equal(answer_output_len(&a), 4);
+    answer_release(&a);
+}
+
 /* What bench_serving prints for benchmarks.md's example: layout to the byte. */
 static void test_block(void **state)
 {
@@ -259,8 +281,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_definitions), cmocka_unit_test(test_any_cut),
-        cmocka_unit_test(test_block),       cmocka_unit_test(test_compare),
-        cmocka_unit_test(test_published),
+        cmocka_unit_test(test_incremental), cmocka_unit_test(test_block),
+        cmocka_unit_test(test_compare),     cmocka_unit_test(test_published),
     };
     return cmocka_run_group_tests(tests, open_trace, close_trace);
 }
