@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "client/dataset.h"
 #include "client/report.h"
+#include "tools/bench_body.h"
 #include "tools/bench_remote.h"
 
 /* In the order of enum backend's words below. */
@@ -174,6 +175,7 @@ struct job {
     struct bench_remote b;
     const struct options *o;
     enum answer_api api;
+    struct bench_body shape; /* of requests */
     struct mt19937 numpy, python;
     struct dataset d;
     struct json_doc *extra; /* NULL: none */
@@ -219,105 +221,6 @@ static int dataset_of(const struct options *o)
 {
     int named = options_word(o, "dataset-name");
     return named >= 0 ? named : options_text(o, "dataset-path") ? DATASET_SHAREGPT : DATASET_RANDOM;
-}
-
-/* ------------------------------------------------------------------ bodies */
-
-/* Whether this member is ours to write. */
-static bool ours(struct job *j, struct buf *b, const char *name)
-{
-    json_val *extra = target_root(j->extra);
-    for (size_t i = 0; i < json_count(extra); i++) {
-        const char *key;
-        json_member(extra, i, &key, NULL);
-        if (!strcmp(key, name))
-            return false;
-    }
-    if (b->data[b->len - 1] != '{')
-        buf_putc(b, ',');
-    buf_printf(b, "\"%s\":", name);
-    return true;
-}
-
-static void put_prompt(struct job *j, struct buf *b, const struct dataset_row *row)
-{
-    bool ids = options_flag(j->o, "tokenize-prompt");
-    const char *name = j->api == ANSWER_CHAT          ? "messages"
-                       : j->api == ANSWER_COMPLETIONS ? "prompt"
-                       : ids                          ? "input_ids"
-                                                      : "text";
-    if (!ours(j, b, name))
-        return;
-    if (j->api == ANSWER_CHAT)
-        buf_puts(b, "[{\"role\":\"user\",\"content\":");
-    if (ids)
-        bench_remote_put_ids(b, &row->ids);
-    else
-        json_put_string(b, row->text, row->text_len);
-    if (j->api == ANSWER_CHAT)
-        buf_puts(b, "}]");
-}
-
-static void put_number(struct job *j, struct buf *b, const char *name, int64_t n)
-{
-    if (ours(j, b, name))
-        buf_printf(b, "%lld", (long long)n);
-}
-
-static void put_word(struct job *j, struct buf *b, const char *name, const char *json)
-{
-    if (ours(j, b, name))
-        buf_puts(b, json);
-}
-
-static void put_native(struct job *j, struct buf *b, int64_t n_tokens)
-{
-    bool ignore = !options_flag(j->o, "disable-ignore-eos");
-    if (ours(j, b, "sampling_params"))
-        buf_printf(b, "{\"temperature\":0.0,\"max_new_tokens\":%lld,\"ignore_eos\":%s}",
-                   (long long)n_tokens, ignore ? "true" : "false");
-    put_word(j, b, "lora_path", "null");
-    put_word(j, b, "return_logprob", options_flag(j->o, "return-logprob") ? "true" : "false");
-    put_number(j, b, "logprob_start_len", -1);
-}
-
-static void put_openai(struct job *j, struct buf *b, int64_t n_tokens)
-{
-    if (ours(j, b, "model"))
-        json_put_string(b, j->b.model, strlen(j->b.model));
-    put_word(j, b, "temperature", "0.0");
-    put_number(j, b, "max_tokens", n_tokens);
-    if (!options_flag(j->o, "disable-stream"))
-        put_word(j, b, "stream_options", "{\"include_usage\":true}");
-    if (j->api == ANSWER_CHAT)
-        return;
-    put_number(j, b, "best_of", 1);
-    put_word(j, b, "ignore_eos", options_flag(j->o, "disable-ignore-eos") ? "false" : "true");
-}
-
-static void put_body(struct job *j, struct buf *b, const struct dataset_row *row, int64_t n_tokens,
-                     const char *salt)
-{
-    json_val *extra = target_root(j->extra);
-    buf_putc(b, '{');
-    put_prompt(j, b, row);
-    if (j->api == ANSWER_GENERATE)
-        put_native(j, b, n_tokens);
-    else
-        put_openai(j, b, n_tokens);
-    put_word(j, b, "stream", options_flag(j->o, "disable-stream") ? "false" : "true");
-    if (salt && ours(j, b, "cache_salt"))
-        json_put_string(b, salt, strlen(salt));
-    for (size_t i = 0; i < json_count(extra); i++) {
-        const char *key;
-        json_val *v = json_member(extra, i, &key, NULL);
-        if (b->data[b->len - 1] != '{')
-            buf_putc(b, ',');
-        json_put_string(b, key, strlen(key));
-        buf_putc(b, ':');
-        json_put(b, v, JSON_COMPACT);
-    }
-    buf_putc(b, '}');
 }
 
 /* ------------------------------------------------------------------ a run */
@@ -369,7 +272,7 @@ static enum fst_status warm_up(struct job *j, size_t n)
     enum fst_status rc = item && rec ? FST_OK : fst_error(FST_ENOMEM, "no memory");
 
     bench_remote_salt(salt); /* what the warm-up computed is not for the run */
-    put_body(j, &body, row, tokens, options_flag(j->o, "cold") ? salt : NULL);
+    bench_body_put(&body, &j->shape, row, tokens, j->r.cold ? salt : NULL);
     for (size_t i = 0; item && i < n; i++)
         item[i] = (struct load_item){buf_str(&body), body.len, row->prompt_len, tokens};
     if (rc == FST_OK && n)
@@ -404,7 +307,7 @@ static enum fst_status make_items(struct job *j)
     for (size_t i = 0; j->item && j->body && i < j->d.n; i++) {
         const struct dataset_row *row = &j->d.row[i];
         struct buf *b = &j->body[i];
-        put_body(j, b, row, row->output_len, j->r.cold ? j->salt : NULL);
+        bench_body_put(b, &j->shape, row, row->output_len, j->r.cold ? j->salt : NULL);
         if (b->failed)
             return fst_error(FST_ENOMEM, "no memory for the requests");
         j->item[i] = (struct load_item){buf_str(b), b->len, row->prompt_len, row->output_len};
@@ -867,6 +770,13 @@ int bench_serve(int argc, char **argv)
         rc = bench_remote_open(&j.b, o, NULL, true, argc, argv);
     }
     if (rc == FST_OK) {
+        j.shape = (struct bench_body){.api = j.api,
+                                      .model = j.b.model,
+                                      .extra = target_root(j.extra),
+                                      .ids = options_flag(o, "tokenize-prompt"),
+                                      .streams = j.r.streams,
+                                      .ignore_eos = !options_flag(o, "disable-ignore-eos"),
+                                      .logprobs = options_flag(o, "return-logprob")};
         j.r.base_url = http_url(j.b.t.http);
         j.r.model = j.b.model;
         j.r.simulated = j.b.simulated;

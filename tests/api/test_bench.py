@@ -286,8 +286,8 @@ class AgainstOurs(unittest.TestCase):
         for key in ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"):
             self.assertEqual(len(line[key]), 3, key)
         self.assertEqual(sum(line["output_lens"]), line["total_output_tokens"])
-        for gaps, n in zip(line["itls"], line["output_lens"]):  # a sample a token behind the first event's
-            self.assertIn(len(gaps), range(n - 6, n))
+        for gaps, n in zip(line["itls"], line["output_lens"]):  # a sample a token behind the first event's, which may have several
+            self.assertLess(len(gaps), n)
         for key in ("mean", "median", "std", "p90", "p95", "p99"):
             for what in ("e2e_latency", "ttft", "tpot", "itl"):
                 self.assertIsInstance(line["%s_%s_ms" % (key, what)], float)
