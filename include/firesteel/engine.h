@@ -106,6 +106,8 @@ struct fst_engine_opts {
     double simulate_acc_len; /* 1..block + 1: tokens of each round, right or wrong; 0: off */
     const char *simulate_acc_method; /* "match-expected"; "multinomial" */
     const char *debug_spoil;         /* "logits@N", "kv@N": output position N, position N; NULL */
+    double
+        debug_null_model; /* no model: every step takes so many us and draws the same id; 0: off */
     const int32_t *masked_ids; /* ids that are never drawn (rows of the vocabulary without a name
                                     in the tokenizer); copied */
     size_t n_masked_ids;

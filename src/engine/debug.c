@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -141,6 +142,22 @@ static enum fst_status read_simulation(struct debug_hooks *d, const struct fst_e
     return FST_OK;
 }
 
+static enum fst_status open_null(struct debug_hooks *d, const struct fst_engine_opts *o, int gamma,
+                                 bool on_card)
+{
+    if (gamma)
+        return fst_error(FST_EINVAL, "--debug-null-model needs --speculative-algorithm none");
+    if (on_card)
+        return fst_error(FST_EUNSUPPORTED, "--debug-null-model is not built for a card");
+    if (!(o->debug_null_model > 0 && o->debug_null_model <= 1e6))
+        return fst_error(FST_EINVAL, "--debug-null-model must be above 0 and at most 1e6, got %g",
+                         o->debug_null_model);
+    d->null_us = o->debug_null_model;
+    snprintf(d->label + strlen(d->label), sizeof d->label - strlen(d->label), " null-model=%g",
+             d->null_us);
+    return FST_OK;
+}
+
 enum fst_status debug_open(struct debug_hooks *d, const struct fst_engine_opts *o, int gamma,
                            int vocab, bool on_card)
 {
@@ -150,7 +167,8 @@ enum fst_status debug_open(struct debug_hooks *d, const struct fst_engine_opts *
     } hooks[] = {{"--debug-drafter", o->debug_drafter, true},
                  {"--debug-reject-at", o->debug_reject_at != 0, true},
                  {"--simulate-acc-len", o->simulate_acc_len != 0, true},
-                 {"--debug-spoil", o->debug_spoil, false}};
+                 {"--debug-spoil", o->debug_spoil, false},
+                 {"--debug-null-model", o->debug_null_model != 0, false}};
 
     for (size_t i = 0; i < FST_COUNT(hooks); i++) {
         if (hooks[i].given && !o->debug_hooks)
@@ -181,6 +199,8 @@ enum fst_status debug_open(struct debug_hooks *d, const struct fst_engine_opts *
         snprintf(d->label + strlen(d->label), sizeof d->label - strlen(d->label), " spoil=%s",
                  o->debug_spoil);
     }
+    if (o->debug_null_model != 0)
+        FST_TRY(open_null(d, o, gamma, on_card));
     if (o->debug_drafter) {
         FST_TRY(read_file(d, o->debug_drafter));
         snprintf(d->label + strlen(d->label), sizeof d->label - strlen(d->label),
@@ -193,6 +213,7 @@ void debug_close(struct debug_hooks *d)
 {
     mem_free(d->known);
     mem_free(d->ids);
+    mem_free(d->null_logits);
     *d = (struct debug_hooks){0};
 }
 
@@ -223,6 +244,26 @@ bool debug_retracts(const struct fst_engine *e, struct fst_request *r)
     if (!e->debug.on || at <= 0 || r->debug.retracted || r->n_known - r->n_prompt < at)
         return false;
     return r->debug.retracted = true;
+}
+
+enum fst_status debug_forward(struct fst_engine *e, int n, float **logits)
+{
+    struct debug_hooks *d = &e->debug;
+    if (!d->null_logits) /* once: how many may run is not known before */
+        d->null_logits = mem_alloc((size_t)e->max_running * (size_t)d->vocab * sizeof(float));
+    if (!d->null_logits)
+        return fst_error(FST_ENOMEM, "--debug-null-model: no memory for %d rows", e->max_running);
+    if (n > e->max_running)
+        return fst_error(FST_EUNSUPPORTED,
+                         "--debug-null-model gives no log-probabilities of prompts");
+    /* Anew each time: penalties and masks change rows in place. */
+    memset(d->null_logits, 0, (size_t)n * (size_t)d->vocab * sizeof *d->null_logits);
+    for (int i = 0; i < n; i++)
+        d->null_logits[(size_t)i * (size_t)d->vocab + (size_t)d->vocab / 2] =
+            100; /* at any temperature */
+    usleep((useconds_t)d->null_us);
+    *logits = d->null_logits;
+    return FST_OK;
 }
 
 static const struct debug_known *known_of(const struct debug_hooks *d, const struct fst_request *r)

@@ -4,6 +4,8 @@
  *   --debug-reject-at K    draft K of every round is another token, and never accepted
  *   --simulate-acc-len A   every round accepts so many drafts, right or wrong (dspark.md 6.1)
  *   --debug-spoil WHAT     a fault for the audit to find: one row of logits, or one row of KV
+ *   --debug-null-model US  nothing is computed: a step takes so many microseconds, and every draw is the same id, to
+ *                          time all that is not the model
  *
  * and of a request, ids that are given out whatever is drawn (force_ids), and a token behind which it loses its place
  * as if pages had run out (retract_at).
@@ -51,7 +53,9 @@ struct debug_hooks {
     int step_len; /* tokens of this step's rounds, drawn once for all of them */
     enum debug_spoil spoil;
     int64_t spoil_at;
-    char label[256]; /* "debug-hooks simulate-acc-len=3.4 ..." */
+    double null_us;     /* of a step without the model; 0: it computes */
+    float *null_logits; /* owned: (max_running, vocab) */
+    char label[256];    /* "debug-hooks simulate-acc-len=3.4 ..." */
 };
 
 /* Of a request. */
@@ -75,6 +79,9 @@ int debug_draw_len(struct debug_hooks *d, int gamma);
 void debug_step(struct fst_engine *e);
 /* Has r, which runs, come to where it shall lose its place?  True once. */
 bool debug_retracts(const struct fst_engine *e, struct fst_request *r);
+/* Instead of the forward pass, with --debug-null-model: n rows of logits.  FST_EUNSUPPORTED for more rows than requests may
+ * run (log-probabilities of prompts). */
+enum fst_status debug_forward(struct fst_engine *e, int n, float **logits);
 /* Behind the drafter: what is proposed for r (ids behind its known ones), in place. */
 void debug_draft(struct fst_engine *e, struct fst_request *r);
 /* Before logits (n, vocab) of rows with output positions out_pos.. are looked at. */

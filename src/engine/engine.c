@@ -310,7 +310,7 @@ static enum fst_status open_model(fst_engine *e, const struct fst_engine_opts *o
                         o->masked_ids, (int)o->n_masked_ids));
     FST_TRY(step_arrays(e));
     FST_TRY(recorder_open(&e->recorder, o, e->limits.max_logits, e->max_running));
-    FST_TRY(audit_open(&e->audit, o, e->debug.acc_len > 0));
+    FST_TRY(audit_open(&e->audit, o, e->debug.acc_len > 0 || e->debug.null_us > 0));
     FST_TRY(keep_masked_ids(e, o));
     FST_TRY(draft_open(e, o));
     e->info.workspace_bytes += scratch + plan.work_bytes;

@@ -602,7 +602,10 @@ static void one_step(fst_engine *e)
         goto fault;
     plan(e, &step);
     n_logits = resolve(e, &step, &rows);
-    if ((rc = model_forward(e->model, &e->kv, &rows, e->logit_row, n_logits, &logits)) < 0)
+    rc = e->debug.null_us > 0
+             ? debug_forward(e, n_logits, &logits)
+             : model_forward(e->model, &e->kv, &rows, e->logit_row, n_logits, &logits);
+    if (rc < 0)
         goto fault;
     publish_running(e);
     if ((rc = verify_step(e, &step, &rows, logits, e->outcome)) < 0)

@@ -6,11 +6,11 @@
  * is the larger of bytes over the ceiling of reads and operations over that of products.  Names
  * the model's cost by exception. */
 #include <math.h>
-#include <sys/utsname.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "tools/bench.h"
+#include "tools/bench_file.h"
+#include "tools/bench_remote.h"
 
 /* Of several benches. */
 static const struct option_def defs[] = {
@@ -165,43 +165,16 @@ static void put_row(const struct bench *b, struct buf *o, const struct bench_row
     buf_putc(o, '}');
 }
 
-static void cpu_name(char *out, size_t size)
-{
-    FILE *f = fopen("/proc/cpuinfo", "re");
-    char line[512];
-    snprintf(out, size, "unknown CPU");
-    while (f && fgets(line, sizeof line, f))
-        if (!strncmp(line, "model name", 10) && strchr(line, ':')) {
-            line[strcspn(line, "\n")] = 0;
-            snprintf(out, size, "%s", strchr(line, ':') + 2);
-            break;
-        }
-    if (f)
-        fclose(f);
-}
-
 void bench_host_names(struct bench *b)
 {
-    struct utsname un;
-    uname(&un);
-    cpu_name(b->card, sizeof b->card);
-    snprintf(b->driver, sizeof b->driver, "Linux %s", un.release);
+    bench_file_host(b->card, b->driver);
 }
 
 static void put_file(const struct bench *b, struct buf *o, int argc, char **argv)
 {
-    char date[CLOCK_ISO_SIZE];
-    clock_iso(date, clock_wall_ns());
-    buf_puts(o, "{\"card\":");
-    json_put_string(o, b->card, strlen(b->card));
-    buf_puts(o, ",\"driver\":");
-    json_put_string(o, b->driver, strlen(b->driver));
-    buf_printf(o, ",\"date\":\"%s\",\"build\":\"firesteel %s\",\"command\":", date, FST_VERSION);
     struct buf cmd = {0};
-    buf_puts(&cmd, "firesteel");
-    for (int i = 0; i < argc; i++)
-        buf_printf(&cmd, " %s", argv[i]);
-    json_put_string(o, buf_str(&cmd), cmd.len);
+    bench_file_command(&cmd, argc, argv, "");
+    bench_file_head(o, b->card, b->driver, buf_str(&cmd));
     buf_release(&cmd);
     buf_printf(o, ",\"read_gb_s\":%.3f,\"gmac_s\":%.3f,\"weight_bytes\":%lld,",
                b->m.read_bytes_s * 1e-9, b->m.bf16_s * 0.5e-9, (long long)b->weight_bytes);
@@ -216,8 +189,9 @@ static void put_file(const struct bench *b, struct buf *o, int argc, char **argv
     buf_puts(o, "]}");
 }
 
-static void print_table(const struct bench *b)
+static void print_table(const struct bench *b, int argc, char **argv)
 {
+    struct buf cmd = {0};
     printf(
         "%s: read %.2f GB/s, %.2f Gop/s of bf16, %.2f of fp8; kernels %s, %d layers of %.2f GB\n",
         b->card, b->m.read_bytes_s * 1e-9, b->m.bf16_s * 1e-9, b->m.fp8_s * 1e-9, b->kernels,
@@ -233,6 +207,9 @@ static void print_table(const struct bench *b)
                alone ? r->best_us : r->p95_us, r->c.bytes * 1e-6, f,
                r->time_us > 0 ? 100 * f / r->time_us : 0.0);
     }
+    bench_file_command(&cmd, argc, argv, "");
+    printf("command: %s\n", buf_str(&cmd));
+    buf_release(&cmd);
 }
 
 static enum fst_status bench_step(struct bench *b, const struct options *o)
@@ -282,15 +259,30 @@ static size_t which_bench(const struct options *o)
         i++;
     if (n == 1 && i < FST_COUNT(benches))
         return i;
-    fprintf(stderr, "firesteel bench: expected `step`, `kernels` or `kv`, got \"%s\"\n",
+    fprintf(stderr,
+            "firesteel bench: expected serve, decode, agent, http, frontier, step, kernels or kv, "
+            "got \"%s\"\n",
             n == 0                   ? ""
             : i < FST_COUNT(benches) ? args[n > 1]
                                      : args[0]);
     return FST_COUNT(benches);
 }
 
+/* Benches with flags of their own: they ask a server. */
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} remote[] = {{"serve", bench_serve},
+              {"decode", bench_decode},
+              {"agent", bench_agent},
+              {"http", bench_http},
+              {"frontier", bench_frontier}};
+
 int cmd_bench(int argc, char **argv)
 {
+    for (size_t i = 0; argc > 1 && i < FST_COUNT(remote); i++)
+        if (!strcmp(argv[1], remote[i].name))
+            return remote[i].run(argc - 1, argv + 1);
     const struct option_group groups[] = {OPTION_GROUP("Bench", defs),
                                           OPTION_GROUP("Bench step", step_defs),
                                           OPTION_GROUP("Bench kernels", kernels_defs),
@@ -298,8 +290,9 @@ int cmd_bench(int argc, char **argv)
                                           tool_model_group,
                                           tool_engine_group};
     int status;
-    struct options *o = tool_parse_words("firesteel bench", "step|kernels|kv [options]", groups,
-                                         FST_COUNT(groups), argc, argv, &status);
+    struct options *o = tool_parse_words(
+        "firesteel bench", "serve|decode|agent|http|frontier|step|kernels|kv [options]", groups,
+        FST_COUNT(groups), argc, argv, &status);
     if (!o)
         return status;
     size_t which = which_bench(o);
@@ -323,7 +316,7 @@ int cmd_bench(int argc, char **argv)
     else if (options_flag(o, "json"))
         status = tool_print_json(&file);
     else
-        print_table(&b), status = 0;
+        print_table(&b, argc, argv), status = 0;
     mem_free(b.out);
     buf_release(&file);
     options_free(o);

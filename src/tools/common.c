@@ -289,7 +289,7 @@ static bool has_config(const char *dir)
     return file_join(path, sizeof path, dir, "config.json") == FST_OK && file_exists(path);
 }
 
-static const char *bundled_dir(void)
+const char *tool_bundled_dir(void)
 {
     static char found[PATH_MAX];
     static const char *const beside[] = {"../models/kindling", "models/kindling",
@@ -321,7 +321,7 @@ const char *tool_model_dir(const struct options *o)
                   dir, dir);
         return NULL;
     }
-    dir = bundled_dir();
+    dir = tool_bundled_dir();
     if (!dir)
         fst_error(FST_EMACHINE,
                   "no --model given, and the bundled model models/kindling is neither "

@@ -77,6 +77,10 @@ static const struct option_def defs[] = {
      .type = OPTION_TEXT,
      .arg = "logits@N|kv@N",
      .help = "make one row wrong, for the audit to find"},
+    {.name = "debug-null-model",
+     .type = OPTION_FLOAT,
+     .arg = "US",
+     .help = "compute nothing: every step takes so many microseconds and draws the same id"},
 };
 const struct option_group tool_audit_group = OPTION_GROUP("Audit and debug hooks", defs);
 
@@ -107,5 +111,6 @@ enum fst_status tool_audit_opts(const struct options *o, struct fst_engine_opts 
     e->simulate_acc_len = length == -1 ? 0 : length;
     e->simulate_acc_method = methods[options_word(o, "simulate-acc-method")];
     e->debug_spoil = options_text(o, "debug-spoil");
+    e->debug_null_model = options_float(o, "debug-null-model", 0);
     return FST_OK;
 }

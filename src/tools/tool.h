@@ -24,6 +24,7 @@ int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
 int cmd_replay(int argc, char **argv);
+int cmd_plot(int argc, char **argv);
 int cmd_calibrate(int argc, char **argv);
 
 /* Flags of every command that opens an engine, and those of them that a plan of its memory asks for;
@@ -51,6 +52,7 @@ int tool_fail(enum fst_status rc);
 /* The model folder: --model, FIRESTEEL_MODEL, else the bundled one beside the program or in the
  * working directory.  NULL with a message (FST_EMACHINE) when there is none. */
 const char *tool_model_dir(const struct options *o);
+const char *tool_bundled_dir(void); /* NULL when there is none */
 /* --speculative-num-steps as it stands or as --speculative-num-draft-tokens says; 0: neither is given. */
 enum fst_status tool_num_steps(const struct options *o, int *steps);
 /* Fill from the flags; strings are borrowed from the options. */

@@ -48,8 +48,8 @@ class Folder(unittest.TestCase):
 class Usage(Folder):
     def test_help(self):
         text = run("help").stdout.decode()
-        for c in ("serve chat generate score tokenize detokenize render inspect plan doctor bench calibrate kv "
-                  "replay version help").split():
+        for c in ("serve chat generate score tokenize detokenize render inspect plan doctor bench plot calibrate "
+                  "kv replay version help").split():
             self.assertIn("\n  " + c + " ", text)
             if c != "help":
                 help_text = run(c, "--help").stdout.decode()

@@ -30,7 +30,9 @@ LAYERS = {
     "engine": ["base", "device", "kernels", "weights", "grammar", "kv", "model", "sample", "spec",
                "sched", "firesteel"],
     "server": ["base", "tokenizer", "chat", "grammar", "firesteel"],
-    "tools": ["base", "server", "chat", "tokenizer", "firesteel"],
+    "client": ["base", "tokenizer"],
+    "plot": ["base"],
+    "tools": ["base", "server", "chat", "tokenizer", "client", "plot", "firesteel"],
 }
 # Tools that look inside on purpose: what they are for is named in their head comments.
 TOOL_EXCEPTIONS = {
@@ -71,6 +73,8 @@ INTERFACE = {
     "spec": "spec plan cost sts track reject",
     "sched": "sched",
     "engine": "",
+    "client": "http event answer load figures numpy dataset target report",
+    "plot": "plot",
     "server": "server fields",
     "tools": "",
 }
@@ -82,7 +86,7 @@ THIRD_PARTY = {
     "liburing.h": ["src/kv/disk_io.c"],
     "zstd.h": ["src/kv/disk_file.c"],
     "uv.h": ["src/server/loop.c", "src/server/conn.c"],
-    "llhttp.h": ["src/server/http.c", "src/server/conn.c"],
+    "llhttp.h": ["src/server/http.c", "src/server/conn.c", "src/client/http.c"],
     "histedit.h": ["src/tools/edit.c"],
     "editline/readline.h": ["src/tools/edit.c"],
     "mpi.h": ["src/comm/mpi.c"],

@@ -25,15 +25,16 @@ static void test_refused(void **state)
     struct fst_engine_opts off[] = {{.debug_drafter = "x.json"},
                                     {.debug_reject_at = 1},
                                     {.simulate_acc_len = 3.5},
-                                    {.debug_spoil = "logits@3"}};
+                                    {.debug_spoil = "logits@3"},
+                                    {.debug_null_model = 5}};
     const char *names[] = {"--debug-drafter", "--debug-reject-at", "--simulate-acc-len",
-                           "--debug-spoil"};
+                           "--debug-spoil", "--debug-null-model"};
 
     (void)state;
     for (size_t i = 0; i < FST_COUNT(off); i++) {
         refused(off[i], names[i]);
         refused(off[i], "--debug-hooks");
-        if (i == 3)
+        if (i >= 3)
             continue;
         off[i].debug_hooks = true;
         off[i].spec_algorithm = "none";
@@ -45,6 +46,7 @@ static void test_refused(void **state)
     refused((struct fst_engine_opts){HOOKS, .simulate_acc_len = 6.5}, "[1, 6]");
     refused((struct fst_engine_opts){HOOKS, .simulate_acc_len = 2, .simulate_acc_method = "x"},
             "match-expected, multinomial");
+    refused((struct fst_engine_opts){HOOKS, .debug_null_model = 5}, "--speculative-algorithm none");
     refused((struct fst_engine_opts){HOOKS, .debug_spoil = "logits"}, "kv@N");
     refused((struct fst_engine_opts){HOOKS, .debug_spoil = "kv@3x"}, "kv@N");
     refused((struct fst_engine_opts){HOOKS, .debug_drafter = "/nowhere/x.json"}, "/nowhere/x.json");
@@ -132,6 +134,41 @@ static void test_simulated(void **state)
     }
 }
 
+static void test_null_model(void **state)
+{
+    int32_t prompt[] = {0, 70, 71, 72};
+    struct fst_engine_opts o = {HOOKS, .debug_null_model = 5, .spec_algorithm = "none"};
+    fst_engine *e = engine_of_test(o, model_dir, 4096, 2);
+    struct fst_engine_info info;
+    struct fst_request_opts ro;
+    struct fst_request_view v;
+    fst_request *r;
+
+    (void)state;
+    fst_engine_get_info(e, &info);
+    assert_string_equal(info.debug_hooks, "debug-hooks null-model=5");
+    fst_request_opts_default(&ro);
+    ro.ids = prompt;
+    ro.n_ids = FST_COUNT(prompt);
+    ro.max_new_tokens = 100;
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(fst_request_submit(e, &ro, &r), FST_OK);
+        engine_finished(r, &v);
+        assert_int_equal(v.n, 100);
+        for (size_t i = 0; i < v.n; i++)
+            assert_int_equal(v.ids[i], info.vocab_size / 2);
+        fst_request_free(r);
+    }
+    ro.prompt_logprobs_from = 0; /* a row of each prompt token, which it has not */
+    assert_int_equal(fst_request_submit(e, &ro, &r), FST_OK);
+    while (fst_request_wait(r, 0.1) == FST_ETIMEOUT)
+        ;
+    fst_request_get_view(r, &v);
+    assert_int_equal(v.finish, FST_FINISH_ERROR);
+    fst_request_free(r);
+    fst_engine_close(e);
+}
+
 /* Without hooks there is no label, and with them there is one even if none is used. */
 static void test_label(void **state)
 {
@@ -167,8 +204,8 @@ static int unload(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_drafter_files),
-        cmocka_unit_test(test_lengths), cmocka_unit_test(test_simulated),
-        cmocka_unit_test(test_label)};
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_drafter_files),
+        cmocka_unit_test(test_lengths),    cmocka_unit_test(test_simulated),
+        cmocka_unit_test(test_null_model), cmocka_unit_test(test_label)};
     return cmocka_run_group_tests(tests, load, unload);
 }
