@@ -223,7 +223,8 @@ static void labelled(struct page *p, const char *name, const char *label, const 
 static void put_spec(struct page *p, const struct fst_engine_stats *st,
                      const struct fst_engine_info *in)
 {
-    bool chain = strcmp(in->spec_algorithm, "mtp") == 0; /* a pass for each draft */
+    /* a pass for each draft; no name while a model loads */
+    bool chain = in->spec_algorithm && strcmp(in->spec_algorithm, "mtp") == 0;
     const struct fst_spec_stats *spec = &st->spec;
     double rounds = (double)spec->verify_steps;
 

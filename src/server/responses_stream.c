@@ -240,6 +240,7 @@ void response_put(struct gen *g, struct buf *b, const char *status)
             buf_puts(b, ",\"timings\":");
             gen_put_timings(g, b);
         }
+        gen_put_finish_details(c, b);
         gen_put_firesteel(c, b);
     }
     buf_putc(b, '}');

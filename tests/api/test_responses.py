@@ -614,6 +614,24 @@ class Clients(unittest.TestCase):
 
 
 class Bundled(unittest.TestCase):
+    def test_schema(self):
+        """A document of the schema, with thoughts before it, streamed or not, strict or not."""
+        schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20},
+                                                   "days": {"type": "integer", "minimum": 1, "maximum": 99}},
+                  "required": ["city", "days"], "additionalProperties": False}
+        with Server(fake=False) as s:
+            for i in range(6):
+                body = {"input": "Weather in Rome for 3 days?", "seed": i, "stream": i % 2 == 1, **SUMMARY,
+                        "max_output_tokens": 300, "thinking_budget": 40,
+                        "text": {"format": {"type": "json_schema", "name": "w", "schema": schema, "strict": i < 3}}}
+                r = s.post("/v1/responses", body)
+                self.assertEqual(r.status, 200, r.body)
+                a = frames(r.body)[-1][2]["response"] if i % 2 else r.json()
+                self.assertEqual(a["status"], "completed")
+                doc = json.loads(a["output"][-1]["content"][0]["text"])
+                self.assertEqual(set(doc), {"city", "days"})
+                self.assertTrue(isinstance(doc["city"], str) and 1 <= doc["days"] <= 99)
+
     def test_same_as_chat(self):
         """The bundled model says the same on both endpoints, streamed or not, many at a time."""
         with Server(fake=False) as s:

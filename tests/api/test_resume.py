@@ -187,6 +187,33 @@ class Resume(unittest.TestCase):
         self.assertEqual(c.read()[-1][2], "[DONE]")
         self.assertEqual(self.s.state()["num_running"], 0)
 
+    def test_pipelined_behind_itself(self):
+        """The requests behind a stream on its own connection are answered when it ends, as by any other."""
+        self.s.script(text=WORDS, token_ms=2)
+        for path, body in DIALECTS.items():
+            with self.subTest(path=path):
+                a = start(self.s, path, body)
+                first = a.read(1)[0][2]
+                rid = first["response"]["id"] if path == "/v1/responses" else "none"
+                for method, what in (("GET", "/v1/streams/%s?after=1" % a.token),
+                                     ("POST", "/v1/responses/%s/cancel" % rid),
+                                     ("GET", "/v1/streams/%s/result" % a.token)):
+                    a.c.send(request_bytes(method, what, {} if method == "POST" else None))
+                rest, raw = b"", a.raw
+                while True:
+                    piece = a.c.chunk()
+                    if not piece:
+                        break
+                    rest += piece
+                again, cancelled, whole = (a.c.response() for _ in range(3))
+                self.assertEqual(frames(raw + rest), frames(again.body))
+                self.assertEqual(whole.status, 200)
+                if path == "/v1/responses":
+                    self.assertEqual((cancelled.status, cancelled.json()), (200, whole.json()))
+                else:
+                    self.assertEqual(cancelled.status, 404)
+                a.leave()
+
     def test_last_event_id_and_head(self):
         self.s.script(text=WORDS, token_ms=3)
         a = start(self.s)

@@ -635,8 +635,8 @@ static void test_days(void **state)
         assert_true(audited > 0);
         for (int i = 0; i < FST_SPEC_SKIPS; i++)
             /* nothing is kept here to go on from, and no audit has found anything */
-            if (i != FST_SPEC_SKIP_WINDOW && i != FST_SPEC_SKIP_AUDIT)
-                assert_true(skipped[i] > 0);
+            if (i != FST_SPEC_SKIP_WINDOW && i != FST_SPEC_SKIP_AUDIT && !skipped[i])
+                fail_msg("nobody was skipped for reason %d", i);
     }
 }
 

@@ -137,13 +137,14 @@ static void lets_neutral_values_pass(void **state)
 {
     (void)state;
     check("{}", ON_CHAT, NULL);
-    check("{\"frequency_penalty\":0,\"presence_penalty\":0.0,\"repetition_penalty\":1.0}", ON_CHAT,
-          NULL);
-    check("{\"frequency_penalty\":-0.0,\"logit_bias\":{},\"regex\":null}", ON_CHAT, NULL);
-    check("{\"frequency_penalty\":1e-9}", ON_CHAT, "frequency_penalty");
-    check("{\"repetition_penalty\":0}", ON_CHAT, "repetition_penalty");
-    check("{\"logit_bias\":{\"1\":0}}", ON_COMPLETIONS, "logit_bias");
-    check("{\"regex\":\"\"}", ON_SAMPLING, "regex");
+    check("{\"stop_regex\":\"\",\"lora_path\":[],\"return_hidden_states\":false}", ON_CHAT, NULL);
+    check("{\"stop_regex\":[],\"structural_tag\":null}", ON_CHAT, NULL);
+    check("{\"stop_regex\":\"a\"}", ON_SAMPLING, "stop_regex");
+    check("{\"return_hidden_states\":true}", ON_CHAT, "return_hidden_states");
+    check("{\"suffix\":\"x\"}", ON_COMPLETIONS, "suffix");
+    check("{\"n\":1.0}", ON_MESSAGES, NULL); /* a number, however it is spelled */
+    check("{\"n\":2}", ON_MESSAGES, "n");
+    check("{\"structural_tag\":\"\"}", ON_CHAT, "structural_tag");
     check("{\"image_data\":\"x\"}", ON_CHAT, NULL); /* no field of chat: ignored */
     check("{\"image_data\":\"x\"}", ON_GENERATE, "image_data");
     check("{\"modalities\":[\"text\"]}", ON_CHAT, NULL);
