@@ -91,8 +91,9 @@ static enum fst_status size_memory(fst_engine *e, const struct fst_engine_opts *
     e->context_length = p->context_length;
     e->limits = (struct sched_limits){.max_rows = p->max_rows,
                                       .prefill_rows = ch->chunk,
-                                      .prefill_rows_while_decoding = FST_MAX(1, ch->chunk / 4),
+                                      .prefill_rows_while_decoding = ch->chunk,
                                       .max_logits = p->max_logits};
+    e->stall.max_s = o->max_stall_s ? fmax(o->max_stall_s, 0) : 0.25;
     e->info.context_length = p->context_length;
     e->info.max_total_tokens = p->tokens;
     e->info.kv_bytes =

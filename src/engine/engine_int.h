@@ -28,6 +28,7 @@
 #include "model/model.h"
 #include "sample/sample.h"
 #include "sched/sched.h"
+#include "sched/stall.h"
 #include "spec/spec.h"
 #include "weights/weights.h"
 
@@ -169,6 +170,7 @@ struct fst_engine {
     struct model *model;
     struct sampler sampler;
     struct sched_limits limits;
+    struct sched_stall stall;
     bool drafting;
     int gamma, window;
     struct debug_hooks debug;

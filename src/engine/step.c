@@ -482,15 +482,18 @@ static void count_step(fst_engine *e, int64_t start_ns, const struct step *step)
     int64_t now = engine_now_ns();
     uint64_t took = (uint64_t)(now - start_ns);
     bool prefill = false, verify = false, decode = false, ended = false;
+    int prompt_rows = 0;
     struct model_graphs graphs = model_graphs_of(e->model);
 
     for (int s = 0; s < step->n_spans; s++) {
         prefill |= step->span[s].kind == STEP_PREFILL;
+        prompt_rows += step->span[s].kind == STEP_PREFILL ? step->span[s].n_rows : 0;
         verify |= step->span[s].kind == STEP_VERIFY;
         decode |= step->span[s].kind != STEP_PREFILL;
         ended |= e->outcome[s].finish != FST_FINISH_NONE;
     }
     draft_learn(e, step, now, ended);
+    sched_stall_saw(&e->stall, prompt_rows, step->n_rows - prompt_rows, (double)took * 1e-9);
     e->stats.steps++;
     e->stats.graphs = graphs.held;
     e->stats.graph_launches = graphs.replayed;
@@ -592,6 +595,7 @@ static void one_step(fst_engine *e)
     e->step_draft_ns = 0;
     debug_step(e);
     recorder_begin(e);
+    e->limits.prefill_rows_while_decoding = sched_stall_rows(&e->stall, e->limits.prefill_rows);
     draft_decide(e);
     make_room(e);
     if (e->n_running == e->n_sitting) {

@@ -210,10 +210,13 @@ static enum fst_status give_out(fst_engine *e, struct block *b)
         if (b->outcome.finish != FST_FINISH_NONE)
             break;
     }
-    /* What would have stood behind a cap, for the statistics: only where rows were drawn at once. */
+    /* What would have stood behind a cap or an end, for the statistics: only where rows were drawn at once. */
     for (int i = b->n_emit; stands && !r->rules.now && !reject_applies(e, r) && i < b->n_draft;
          i++) {
-        stands = spec_accept(r->ids + r->n_known + i - b->n_emit, &e->sample[b->first + i].id, 1);
+        int32_t draft = r->ids[r->n_known + i - b->n_emit];
+        struct sample_row row = e->sample[b->first + i];
+        stands = spec_accept(&draft, &row.id, 1);
+        debug_accept(e, draft, &row, i, b->n_draft, &stands);
         b->right += stands;
     }
     return FST_OK;

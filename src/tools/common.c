@@ -178,6 +178,12 @@ static const struct option_def engine_defs[] = {
      .initial = "info",
      .words = LOG_LEVEL_WORDS,
      .help = "how much is logged on stderr"},
+    {.name = "max-stall-ms",
+     .type = OPTION_INT,
+     .initial = "250",
+     .min = 0,
+     .max = 60000,
+     .help = "fewer prompt rows in a step that running streams would wait longer for; 0: never fewer"},
     /* the last SIZING_DEFS, which memory depends on */
     {.name = "kv-layout",
      .type = OPTION_WORD,
@@ -427,6 +433,8 @@ enum fst_status tool_engine_opts(const struct options *o, struct fst_engine_opts
     e->context_length = options_int(o, "context-length", 0);
     e->max_total_tokens = options_int(o, "max-total-tokens", 0);
     e->chunked_prefill_size = (int)options_int(o, "chunked-prefill-size", 0);
+    int64_t stall_ms = options_int(o, "max-stall-ms", 250);
+    e->max_stall_s = stall_ms > 0 ? 1e-3 * (double)stall_ms : -1;
     log_set_level((enum log_level)options_word(o, "log-level"));
     say_without_effect(o, e);
     const char *seed = options_text(o, "random-seed");
