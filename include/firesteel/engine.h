@@ -72,8 +72,9 @@ struct fst_engine_opts {
     int64_t context_length;   /* 0: the checkpoint's, bounded by memory */
     int64_t max_total_tokens; /* KV tokens over all requests; 0: from the memory plan */
     int chunked_prefill_size; /* rows of prefill per step; 0: 512 */
-    double max_stall_s; /* fewer of them where a step that somebody decodes in would take longer; 0: 0.25; < 0: never */
-    uint64_t random_seed;     /* seeds requests that bring none; see has_random_seed */
+    double
+        max_stall_s; /* fewer of them where a step that somebody decodes in would take longer; 0: 0.25; < 0: never */
+    uint64_t random_seed; /* seeds requests that bring none; see has_random_seed */
     bool has_random_seed;
     bool profile;               /* keep per-block timings (bench step) */
     bool disable_prefix_cache;  /* compute every prompt whole; same results */

@@ -93,7 +93,7 @@ static enum fst_status size_memory(fst_engine *e, const struct fst_engine_opts *
                                       .prefill_rows = ch->chunk,
                                       .prefill_rows_while_decoding = ch->chunk,
                                       .max_logits = p->max_logits};
-    e->stall.max_s = o->max_stall_s ? fmax(o->max_stall_s, 0) : 0.25;
+    e->stall.max_s = o->max_stall_s ? FST_MAX(o->max_stall_s, 0.0) : 0.25;
     e->info.context_length = p->context_length;
     e->info.max_total_tokens = p->tokens;
     e->info.kv_bytes =

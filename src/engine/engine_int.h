@@ -28,7 +28,6 @@
 #include "model/model.h"
 #include "sample/sample.h"
 #include "sched/sched.h"
-#include "sched/stall.h"
 #include "spec/spec.h"
 #include "weights/weights.h"
 

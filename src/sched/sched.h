@@ -7,13 +7,14 @@
  * Policy: every decoding request gets its row (or verify block) in every step, so no prefill
  * starves a stream; what is left of the row budget goes to prefills in the order of admission.
  * While anything decodes, prefill rows are bounded by prefill_rows_while_decoding, which bounds the
- * gap between two tokens of a running stream.  Nothing here changes a result: chunk borders and
+ * gap between two tokens of a running stream (stall.h).  Nothing here changes a result: chunk borders and
  * neighbours never do (docs/house.md, determinism). */
 #ifndef FST_SCHED_H
 #define FST_SCHED_H
 
 #include "base/base.h"
 #include "kv/step.h"
+#include "sched/stall.h"
 
 struct sched_limits {
     int max_rows;     /* rows of one step */

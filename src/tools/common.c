@@ -183,7 +183,8 @@ static const struct option_def engine_defs[] = {
      .initial = "250",
      .min = 0,
      .max = 60000,
-     .help = "fewer prompt rows in a step that running streams would wait longer for; 0: never fewer"},
+     .help =
+         "fewer prompt rows in a step that running streams would wait longer for; 0: never fewer"},
     /* the last SIZING_DEFS, which memory depends on */
     {.name = "kv-layout",
      .type = OPTION_WORD,
