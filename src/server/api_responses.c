@@ -201,7 +201,6 @@ static void finish(struct gen *g)
 static bool accepted(struct gen *g)
 {
     const struct response *r = g->ud;
-    struct gen_choice *c = &g->choices[0];
     if (g->stream) {
         response_created(g);
         return true;
@@ -209,8 +208,7 @@ static bool accepted(struct gen *g)
     if (!r->background)
         return false;
     struct buf b = {0};
-    fst_request_get_view(c->req, &c->view);
-    response_put(g, &b, c->view.queue_place ? "queued" : NULL);
+    response_put(g, &b, "queued"); /* also when the engine was quicker */
     gen_reply_early(g, &b);
     buf_release(&b);
     return true;

@@ -115,6 +115,12 @@ class Real(unittest.TestCase):
             self.assertEqual([hits("one", cache_salt=x) > 0 for x in ("a", "b", "b", "a")],
                              [False, False, True, True])
 
+    def test_background_begins_queued(self):
+        """However quick the engine is."""
+        for _ in range(30):
+            r = self.s.post("/v1/responses", {"input": "Hi", "background": True, "max_output_tokens": 1}).json()
+            self.assertEqual((r["status"], r["output"]), ("queued", []))
+
     def test_alone_or_in_company(self):
         """Seeded text does not depend on neighbours, drafting or the KV layout."""
         alone = [self.generate(text="prompt %d" % i, temperature=1, sampling_seed=i)["output_ids"]
