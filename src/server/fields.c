@@ -181,6 +181,21 @@ static bool is_neutral(json_val *v, const char *list)
     return yes;
 }
 
+/* Each value of a field's `neutral` behind `sep`, between quotes. */
+static void put_neutral(struct buf *out, const char *list, const char *sep, const char *quote)
+{
+    for (const char *p = list; *p;) {
+        size_t n = strcspn(p, "|");
+        buf_puts(out, sep);
+        buf_puts(out, quote);
+        buf_append(out, p, n);
+        buf_puts(out, quote);
+        p += n;
+        if (*p)
+            p++;
+    }
+}
+
 bool fields_check(json_val *object, unsigned on, const char *prefix, struct api_error *e)
 {
     for (size_t i = 0; i < field_count; i++) {
@@ -191,10 +206,14 @@ bool fields_check(json_val *object, unsigned on, const char *prefix, struct api_
         if (json_is_null(v) || is_neutral(v, f->neutral))
             continue;
         char param[160], q[96];
+        struct buf allowed = {0};
         snprintf(param, sizeof param, "%s%s", prefix, f->name);
-        return api_fail(e, 400, "unsupported_parameter", param,
-                        "%s is not supported: got %s, only null%s%s is allowed", param,
-                        api_quote_value(q, v), f->neutral[0] ? " or " : "", f->neutral);
+        put_neutral(&allowed, f->neutral, " or ", "");
+        api_fail(e, 400, "unsupported_parameter", param,
+                 "%s is not supported: got %s, only null%s is allowed", param,
+                 api_quote_value(q, v), buf_str(&allowed));
+        buf_release(&allowed);
+        return false;
     }
     return true;
 }
@@ -222,15 +241,8 @@ void fields_markdown(struct buf *out)
         buf_printf(out, " | %s | %s", state[f->state], f->note);
         if (f->state == FIELD_REFUSED)
             buf_puts(out, f->neutral[0] ? "; allowed: null" : "; allowed: null only");
-        for (const char *p = f->state == FIELD_REFUSED ? f->neutral : ""; *p;) {
-            size_t n = strcspn(p, "|");
-            buf_puts(out, ", `");
-            buf_append(out, p, n);
-            buf_putc(out, '`');
-            p += n;
-            if (*p)
-                p++;
-        }
+        if (f->state == FIELD_REFUSED)
+            put_neutral(out, f->neutral, ", ", "`");
         buf_puts(out, " |\n");
     }
 }

@@ -73,7 +73,7 @@ CHAT = [
      "tools[0].function.parameters", "Tool 0 function has invalid 'parameters' schema: #/properties/a"),
     ({"tools": [TOOL, {"type": "function", "function": {"name": "h", "parameters": {"type": "array"}}}],
       "tool_choice": "required"}, "tools[1].function.parameters", "Tool 1 function has invalid 'parameters' schema"),
-    ({"structural_tag": "{}"}, "structural_tag", ""), ({"stop_regex": "a"}, "stop_regex", ""),
+    ({"structural_tag": "{}"}, "structural_tag", ""), ({"stop_regex": "a"}, "stop_regex", 'got "a", only null or "" or [] is allowed'),
     ({"return_hidden_states": True}, "return_hidden_states", ""), ({"lora_path": "x"}, "lora_path", ""),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema",
      "schema_ is required for json_schema response format request."),
