@@ -321,11 +321,10 @@ static void line(const char *name, double bytes, const char *more)
 /* What serve of this build would refuse. */
 static const char *not_built(const struct plan *x)
 {
-    return x->report->config.v41                       ? "DeepSeek-V4.1"
-           : x->n_cards > 1                            ? "several cards"
-           : x->ask.card && x->ask.format == ROW_PAGED ? "--kv-layout paged on a card"
-           : x->ask.rule == SIZING_PUBLISHED           ? "--sizing published"
-                                                       : NULL;
+    return x->report->config.v41             ? "DeepSeek-V4.1"
+           : x->n_cards > 1                  ? "several cards"
+           : x->ask.rule == SIZING_PUBLISHED ? "--sizing published"
+                                             : NULL;
 }
 
 static void print_head(const struct plan *x)

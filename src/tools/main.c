@@ -12,7 +12,7 @@ static int cmd_version(int argc, char **argv);
 static int cmd_help(int argc, char **argv);
 
 static const struct command commands[] = {
-    {"serve", cmd_serve, "HTTP server: OpenAI chat and completions, native /generate"},
+    {"serve", cmd_serve, "HTTP server: the APIs of OpenAI and Anthropic, native /generate"},
     {"chat", cmd_chat, "chat in the terminal"},
     {"generate", cmd_generate, "one completion of a prompt, of ids or of messages"},
     {"score", cmd_score, "log-probabilities of a given sequence"},

@@ -280,6 +280,8 @@ class Plan(unittest.TestCase):
                 ("v4.1-flash", ("--kv-layout", "unified-fp8"), 1770)):
             r = run_json("plan", "--preset", preset, "--device-memory", "1000GiB", *flags)
             self.assertAlmostEqual(r["bytes_per_full_token"], want, 6, (preset, flags))
+            if preset == "v4-flash" and "--sizing" not in flags:
+                self.assertIsNone(r["not_built"], flags)
         self.assertEqual(run_json("plan", "--preset", "v4.1-flash", "--device-memory", "1000GiB")["kv_layout"], "own")
 
     def test_published_tokens(self):

@@ -187,8 +187,6 @@ static void test_drafts(void **state)
     draft_seams = (struct draft_seams){.drafts = saw, .ud = &r};
     record();
     for (int i = 0; i < most; i++) {
-        if (i == 1 && getenv("FST_TEST_DEVICE"))
-            continue; /* paged rows are the host's */
         char what[64];
         snprintf(what, sizeof what, "chunks of %d, %s, %d together", chunks[i], layouts[i],
                  1 + 4 * i);

@@ -17,8 +17,6 @@ static void test_residues(void **state)
     (void)state;
     for (size_t c = 0; c < FST_COUNT(cells); c += (size_t)test_size(1, 1, 8)) {
         struct fst_engine_opts o = cells[c].o;
-        if (!has_cell(c))
-            continue;
         o.kv_host_layout = host_layouts[c % 2];
         fst_engine *e = open_tiered(o);
         cold_of(&o);
@@ -42,8 +40,6 @@ static void test_turns(void **state)
     (void)state;
     for (size_t c = 0; c < FST_COUNT(cells); c += (size_t)test_size(2, 1, 8)) {
         struct fst_engine_opts o = cells[c].o, plain = cells[c].o;
-        if (!has_cell(c))
-            continue;
         o.kv_host_layout = host_layouts[c % 2];
         fst_engine *e = open_tiered(o);
         plain.disable_prefix_cache = true;

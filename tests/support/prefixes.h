@@ -138,14 +138,6 @@ static const struct {
       .chunked_prefill_size = 64}},
 };
 
-/* The device has this cell's layout. */
-static inline bool has_cell(size_t c)
-{
-    const char *kernels = getenv("FIRESTEEL_KERNELS"); /* a card's portable ones have all */
-    return !getenv("FST_TEST_DEVICE") || !cells[c].o.kv_layout ||
-           strcmp(cells[c].o.kv_layout, "paged") != 0 || (kernels && strcmp(kernels, "gpu") == 0);
-}
-
 static inline fst_engine *cold_of(const struct fst_engine_opts *o)
 {
     fst_engine_close(cold);
