@@ -137,11 +137,6 @@ bool chat_parser_done(const struct chat_parser *p)
     return p->state == IN_REST;
 }
 
-int chat_parser_calls(const struct chat_parser *p)
-{
-    return p->n_complete;
-}
-
 /* ---- giving out ----------------------------------------------------------------------------- */
 
 static void flush_text(struct chat_parser *p)

@@ -75,6 +75,5 @@ enum fst_status chat_parse_end(struct chat_parser *p, enum chat_end end, enum ch
 bool chat_parser_in_reasoning(const struct chat_parser *p);
 bool chat_parser_done(
     const struct chat_parser *p); /* the tool block is closed; the rest is ignored */
-int chat_parser_calls(const struct chat_parser *p); /* complete ones */
 
 #endif

@@ -93,11 +93,6 @@ int disk_sys_unlink(int dir, const char *path)
     return door(true) ? unlinkat(dir, path, 0) : -1;
 }
 
-int disk_sys_stat(int fd, struct stat *st)
-{
-    return door(false) ? fstat(fd, st) : -1;
-}
-
 int disk_sys_stat_at(int dir, const char *path, struct stat *st)
 {
     return door(false) ? fstatat(dir, path, st, AT_SYMLINK_NOFOLLOW) : -1;

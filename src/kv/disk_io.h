@@ -39,7 +39,6 @@ int disk_sys_open(int dir, const char *path, int flags);
 int disk_sys_mkdir(int dir, const char *path); /* one that is there is fine */
 int disk_sys_rename(int from_dir, const char *from, int to_dir, const char *to);
 int disk_sys_unlink(int dir, const char *path);
-int disk_sys_stat(int fd, struct stat *st);
 int disk_sys_stat_at(int dir, const char *path, struct stat *st);
 int disk_sys_allocate(int fd, uint64_t bytes); /* where the file system can; blocks of its own */
 int disk_sys_lock(int fd);                     /* alone; EWOULDBLOCK: somebody else */

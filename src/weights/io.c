@@ -17,11 +17,6 @@ void weights_io_fail_at(uint64_t n)
     atomic_store(&fail_at, n);
 }
 
-uint64_t weights_io_count(void)
-{
-    return atomic_load(&n_calls);
-}
-
 /* True when this call is the one a test wants to fail; errno then says EIO. */
 static bool told_to_fail(void)
 {
@@ -165,10 +160,4 @@ char *weights_path_join(const char *dir, const char *name)
     }
     snprintf(p, n, "%s%s%s", dir, dir[0] && dir[strlen(dir) - 1] == '/' ? "" : "/", name);
     return p;
-}
-
-bool weights_file_exists(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }

@@ -29,12 +29,8 @@ void weights_map_populate(const struct weights_map *m);
 enum fst_status weights_file_read(char **out, size_t *len, const char *path, int64_t limit);
 /* "dir/name", owned; NULL when memory failed (message stored). */
 char *weights_path_join(const char *dir, const char *name);
-/* True only for a regular file that is there. */
-bool weights_file_exists(const char *path);
 
 /* Tests: let the n-th open, fstat, read or mmap from now fail once (1-based); 0 switches off. */
 void weights_io_fail_at(uint64_t n);
-/* System calls counted since the last weights_io_fail_at. */
-uint64_t weights_io_count(void);
 
 #endif
