@@ -38,7 +38,7 @@ struct fst_spec_round {
 /* Zero or NULL means the default given. */
 struct fst_engine_opts {
     const char *model_dir;  /* folder of a published checkpoint; required */
-    const char *device;     /* "cpu" */
+    const char *device;     /* "cpu"; "cuda", "hip" */
     const char *kernels;    /* "auto"; see kernels_select */
     const char *kv_layout;  /* "unified-fp8"; "unified-bf16", "paged" */
     const char *index_keys; /* "fp4"; "fp8" */

@@ -12,6 +12,7 @@ void api_page(struct server *s, struct exch *x)
     buf_printf(&b,
                "firesteel %s serving %s\n\n"
                "  POST /v1/chat/completions   OpenAI chat\n"
+               "  POST /v1/responses          OpenAI Responses\n"
                "  POST /v1/messages           Anthropic chat\n"
                "  POST /v1/completions        text completion\n"
                "  POST /generate              native\n"

@@ -130,7 +130,7 @@ bool remember_tenant(const struct server *s, const char *key, json_val *body, st
 void route_dispatch(struct server *s, struct exch *x);
 /* Of errors at this path; NULL: not known yet. */
 enum api_shape route_shape(const char *path);
-/* 0 when the request may pass, else the error is filled in. */
+/* True when the request may pass, else the error is filled in. */
 bool auth_check(const struct server *s, const struct exch *x, bool admin, struct api_error *e);
 /* The key that let this request in, "" when none is asked for. */
 const char *auth_key(const struct server *s, const struct exch *x);

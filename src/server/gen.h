@@ -1,7 +1,7 @@
 /* gen.h - one generating HTTP request: prompts, engine requests, text streams, answer.
  *
- * A dialect (chat, completions, native) says how a body becomes prompts and parameters and how the
- * results are written; everything between is here and the same for all.
+ * A dialect (chat, messages, responses, completions, native) says how a body becomes prompts and
+ * parameters and how the results are written; everything between is here and the same for all.
  *
  * Life: gen_run takes the exchange; the gen frees itself when it has answered or when the client is
  * gone; a kept one (keep.h) goes on without a client.  An engine handle is freed in gen_free and nowhere else; server.handles_taken and
@@ -220,7 +220,7 @@ void gen_send_named(struct gen *g, const char *type, const struct buf *json); /*
 void gen_end(struct gen *g);       /* of a stream and its exchange, if somebody reads */
 void gen_send_done(struct gen *g); /* "data: [DONE]" before it */
 
-/* Of chat and completions: stream, stream_options, return_progress, timings_per_token. */
+/* Of chat, completions and messages: stream, stream_options, return_progress, timings_per_token. */
 bool gen_read_stream(struct gen *g, const struct field_reader *r);
 
 /* Stop strings of a field, appended to those there are. */
