@@ -132,10 +132,14 @@ static void add_row(struct job *j, const struct point *p)
         buf_printf(&j->text, "%10s %14s %12s %14s %10s %10s\n", "ctx", "prefill tok/s",
                    "decode tok/s", "KV MB", "accept", "TTFT ms");
     }
-    buf_printf(&j->csv, "%lld,%.2f,%.2f,%.0f,%.3f,%.3f\n", (long long)p->ctx, p->prefill_tok_s,
-               p->decode_tok_s, p->kv_bytes, p->accept_length, p->ttft_ms);
-    buf_printf(&j->text, "%10lld %14.1f %12.1f %14.3f %10.3f %10.2f\n", (long long)p->ctx,
-               p->prefill_tok_s, p->decode_tok_s, p->kv_bytes * 1e-6, p->accept_length, p->ttft_ms);
+    char accept[32] = ""; /* without a round there is none */
+    if (has_spec)
+        snprintf(accept, sizeof accept, "%.3f", p->accept_length);
+    buf_printf(&j->csv, "%lld,%.2f,%.2f,%.0f,%s,%.3f\n", (long long)p->ctx, p->prefill_tok_s,
+               p->decode_tok_s, p->kv_bytes, accept, p->ttft_ms);
+    buf_printf(&j->text, "%10lld %14.1f %12.1f %14.3f %10s %10.2f\n", (long long)p->ctx,
+               p->prefill_tok_s, p->decode_tok_s, p->kv_bytes * 1e-6, has_spec ? accept : "-",
+               p->ttft_ms);
 }
 
 static enum fst_status one_context(struct job *j, int64_t n)

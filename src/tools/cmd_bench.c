@@ -1,6 +1,6 @@
 /* cmd_bench.c - `bench step`: what a step costs, block by block, against what this machine could; `bench
  * kernels` (bench_kernels.c): the same of each entry of the kernel table alone; `bench kv` (bench_kv.c,
- * bench_disk.c): what keeping prefixes costs.
+ * bench_disk.c): what keeping prefixes costs.  The benches that ask a server stand in files of their own.
  *
  * Bytes and operations of each block follow from the configuration (model/cost.h); the floor of a row
  * is the larger of bytes over the ceiling of reads and operations over that of products.  Names

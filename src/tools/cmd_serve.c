@@ -78,7 +78,7 @@ static const struct option_def defs[] = {
      .min = 0,
      .max = 1e6,
      .arg = "SECONDS",
-     .help = "exit when work waits and no step ends for so long; 0: never"},
+     .help = "exit when work waits and no block of a step ends for so long; 0: never"},
     {.name = "health-timeout",
      .type = OPTION_FLOAT,
      .initial = "30",
@@ -86,7 +86,7 @@ static const struct option_def defs[] = {
      .max = 1e6,
      .env = "SGLANG_HEALTH_CHECK_TIMEOUT",
      .arg = "SECONDS",
-     .help = "/health says 503 when work waits and no step ends for so long"},
+     .help = "/health says 503 when work waits and no block of a step ends for so long"},
 };
 static const struct option_def answer_defs[] = {
     {.name = "default-thinking",

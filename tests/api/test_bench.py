@@ -370,6 +370,8 @@ class OtherBenches(unittest.TestCase):
         lines = read(csv).split()
         self.assertEqual(lines[0], "ctx,prefill_tok_s,decode_tok_s,kv_bytes,accept_len,ttft_ms")
         self.assertEqual(len(lines), 4)
+        for r, line in zip(rows, lines[1:]):  # what there was not is no figure
+            self.assertEqual(line.split(",")[4], "" if r["accept_length"] is None else "%.3f" % r["accept_length"])
         self.assertIn(b"takes 65536", bench("frontier", "--port", self.server.port, "--max", 70000, expect=2).stderr)
 
     def test_agent(self):
