@@ -1,4 +1,5 @@
-/* flags.c - what the command line says about prompts: remembered calls, lines of system texts. */
+/* flags.c - what the command line says about prompts and grammars: remembered calls, calls that the model begins, blanks in
+ * JSON, lines of system texts. */
 #include "base/options.h"
 #include "server/server.h"
 
