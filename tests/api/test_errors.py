@@ -71,6 +71,9 @@ CHAT = [
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
         "type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}}]},
      "tools[0].function.parameters", "Tool 0 function has invalid 'parameters' schema: #/properties/a"),
+    *(({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+        "type": "object", "properties": {name: {"type": "integer"}}}}}]}, "tools[0].function.parameters",
+       "schema: #: properties cannot be kept: a parameter's name") for name in ('a"b', "a\nb", "x" * 257)),
     ({"tools": [TOOL, {"type": "function", "function": {"name": "h", "parameters": {"type": "array"}}}],
       "tool_choice": "required"}, "tools[1].function.parameters", "Tool 1 function has invalid 'parameters' schema"),
     *(({"tools": [{"type": "function", "function": {"name": name}}]}, "tools[0].function.name", words) for name, words in (
