@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "chat/request.h"
+#include "chat/tags.h"
 
 /* ---- content -------------------------------------------------------------------------------- */
 
@@ -133,7 +134,6 @@ static enum fst_status check_tool(struct chat_request *r, json_val *v, const cha
 {
     json_val *type = json_get(v, "type"), *params;
     char sub[192], word[68];
-    size_t len;
 
     if (json_type_of(v) != JSON_OBJECT)
         return chat_wrong_type(r, path, "object", v);
@@ -147,10 +147,7 @@ static enum fst_status check_tool(struct chat_request *r, json_val *v, const cha
     if (json_type_of(*function) != JSON_OBJECT)
         return chat_wrong_type(r, sub, "object", *function);
     snprintf(sub, sizeof sub, "%s.function.name", path);
-    if (!json_string(json_get(*function, "name"), &len))
-        return chat_wrong_type(r, sub, "string", json_get(*function, "name"));
-    if (len == 0)
-        return chat_refuse(r, sub, "invalid_value", "a tool must have a name");
+    FST_TRY(chat_check_tool_name(r, json_get(*function, "name"), sub));
     params = json_get(*function, "parameters");
     snprintf(sub, sizeof sub, "%s.function.parameters", path);
     if (!json_is_null(params) && json_type_of(params) != JSON_OBJECT)
@@ -189,6 +186,8 @@ static enum fst_status read_tools(struct chat_request *r, json_val *v, const cha
             m->n_tools += chat_tool_from_json(r, &m->tools[m->n_tools], function);
         else
             chat_add_tool_json(r, function);
+        if (!m && r->n_tools)
+            r->tools[r->n_tools - 1].at = i;
     }
     return FST_OK;
 }
@@ -222,6 +221,27 @@ static enum fst_status read_tool_choice(struct chat_request *r, json_val *v)
         return chat_refuse(r, "tool_choice", "invalid_value",
                            "expected auto, none, required or a function, got '%s'",
                            chat_shown(type, word));
+    return FST_OK;
+}
+
+enum fst_status chat_check_tool_name(struct chat_request *r, json_val *name, const char *path)
+{
+    size_t len;
+    const char *s = json_string(name, &len);
+
+    if (!s)
+        return chat_wrong_type(r, path, "string", name);
+    if (!len)
+        return chat_refuse(r, path, "invalid_value", "a tool must have a name");
+    if (len > TAG_NAME_MAX)
+        return chat_refuse(r, path, "invalid_value", "at most %d bytes, got %zu", TAG_NAME_MAX,
+                           len);
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)s[i] < 0x20 || s[i] == '"')
+            return chat_refuse(r, path, "invalid_value",
+                               "a name has no quotes and no control characters, got 0x%02x at byte "
+                               "%zu",
+                               (unsigned)(unsigned char)s[i], i);
     return FST_OK;
 }
 

@@ -243,10 +243,9 @@ static enum fst_status read_tool(struct chat_request *r, json_val *v, const char
         return chat_wrong_type(r, sub, "string", type);
     if (!json_is_null(type) && !chat_json_is(type, "custom"))
         return FST_OK; /* one that Anthropic's servers run (web_search_20250305): not there */
-    FST_TRY(get_string(r, v, "name", path, &name, &len));
     snprintf(sub, sizeof sub, "%s.name", path);
-    if (!len)
-        return chat_refuse(r, sub, "invalid_value", "a tool must have a name");
+    FST_TRY(chat_check_tool_name(r, json_get(v, "name"), sub));
+    name = json_string(json_get(v, "name"), &len);
     snprintf(sub, sizeof sub, "%s.description", path);
     if (!json_is_null(about) && !json_string(about, &len))
         return chat_wrong_type(r, sub, "string", about);
@@ -272,7 +271,10 @@ static enum fst_status read_tools(struct chat_request *r, json_val *v)
                            json_count(v));
     for (size_t i = 0; i < json_count(v); i++) {
         snprintf(path, sizeof path, "tools[%zu]", i);
+        size_t before = r->n_tools;
         FST_TRY(read_tool(r, json_at(v, i), path));
+        if (r->n_tools > before)
+            r->tools[before].at = i;
     }
     return FST_OK;
 }

@@ -353,7 +353,6 @@ static enum fst_status read_tool(struct chat_request *r, json_val *v, const char
     json_val *type = json_get(v, "type"), *f = v, *params;
     bool custom = chat_json_is(type, "custom");
     char sub[64];
-    size_t len;
 
     if (json_type_of(v) != JSON_OBJECT)
         return chat_wrong_type(r, path, "object", v);
@@ -366,10 +365,7 @@ static enum fst_status read_tool(struct chat_request *r, json_val *v, const char
     if (json_type_of(json_get(v, "function")) == JSON_OBJECT)
         f = json_get(v, "function"); /* as chat has it */
     snprintf(sub, sizeof sub, "%s.name", path);
-    if (!member_str(f, "name", &len))
-        return chat_wrong_type(r, sub, "string", json_get(f, "name"));
-    if (!len)
-        return chat_refuse(r, sub, "invalid_value", "a tool must have a name");
+    FST_TRY(chat_check_tool_name(r, json_get(f, "name"), sub));
     if (custom)
         return add_custom_tool(r, f);
     params = json_get(f, "parameters");
@@ -392,7 +388,10 @@ static enum fst_status read_tools(struct chat_request *r, json_val *v)
                            json_count(v));
     for (size_t i = 0; i < json_count(v); i++) {
         snprintf(path, sizeof path, "tools[%zu]", i);
+        size_t before = r->n_tools;
         FST_TRY(read_tool(r, json_at(v, i), path));
+        if (r->n_tools > before)
+            r->tools[before].at = i;
     }
     return FST_OK;
 }

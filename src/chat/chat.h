@@ -70,6 +70,7 @@ struct chat_param {
 };
 struct chat_tool {
     struct chat_str name;
+    size_t at;            /* its place in the client's list */
     struct chat_str json; /* the function object in prompt style, as it is rendered */
     struct chat_param *params;
     size_t n_params;
@@ -195,6 +196,8 @@ enum fst_status chat_response_format_from_json(struct chat_request *r, json_val 
 enum fst_status chat_tools_from_json(struct chat_request *r, json_val *v);
 /* tool_choice against the tools: FST_EINVAL when required or named without such a tool. */
 enum fst_status chat_check_tools(struct chat_request *r);
+/* name: of a tool, found at `path`.  FST_EINVAL where the format has no way to write it. */
+enum fst_status chat_check_tool_name(struct chat_request *r, json_val *name, const char *path);
 
 /* "none" "off" -> *thinking false; minimal low | medium high xhigh | max ultra; false if unknown.
  * Numbers: chat_effort_number (below 0.34 low, below 0.84 high, else max). */

@@ -8,7 +8,13 @@
 #include "grammar/schema.h"
 #include "base/utf8.h"
 
-enum { PATTERNS_MAX = 4, GRID_MAX = 1 << 14, UNIQUE_MAX = 10, TEXT_LANG_MAX = 2048 };
+enum {
+    PATTERNS_MAX = 4,
+    GRID_MAX = 1 << 14,
+    UNIQUE_MAX = 10,
+    TEXT_LANG_MAX = 2048,
+    TAG_NAME_MAX = 256
+};
 
 struct name {
     const char *s;
@@ -459,6 +465,32 @@ struct grid {
     uint32_t n, cap;
 };
 
+/* A name that stands between quotes as it is: what reads tags ends it at the next one, and takes no
+ * control characters and no more bytes. */
+static bool is_tag_name(const struct name *n)
+{
+    for (size_t i = 0; i < n->len; i++)
+        if ((unsigned char)n->s[i] < 0x20 || n->s[i] == '"')
+            return false;
+    return n->len <= TAG_NAME_MAX;
+}
+
+/* Parameters that cannot be written are refused, or left out. */
+static bool drop_unwritable(struct object *o)
+{
+    for (uint32_t i = 0; i < o->n_names; i++) {
+        if (o->name[i].is_dead || is_tag_name(&o->name[i]))
+            continue;
+        if (!schema_refuse(
+                o->r, path_of(o->l), "properties",
+                "a parameter's name has at most 256 bytes, no quotes and no control characters"))
+            return false;
+        o->name[i].is_dead = true;
+        o->name[i].is_required = false;
+    }
+    return true;
+}
+
 static void put_properties(struct object *o, uint32_t from, uint32_t to)
 {
     struct compile *c = o->r->c;
@@ -466,6 +498,8 @@ static void put_properties(struct object *o, uint32_t from, uint32_t to)
              possible = 0;
     struct grid g = {.n = o->n_names};
 
+    if (o->in_tags && !drop_unwritable(o))
+        return;
     for (uint32_t i = 0; i < o->n_names; i++)
         possible += !o->name[i].is_dead;
     if (o->min > possible + (o->free_rule != GRAMMAR_NONE)) {

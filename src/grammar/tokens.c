@@ -5,6 +5,18 @@
  * of the way from there.  That is why a mask that keeps to `tokens - 1` never ends in a dead end. */
 #include "grammar/space.h"
 
+/* How many times a call is passed over from its time number `count` on: whole ones that lie before the
+ * bytes that are written.  A billion of them is one step. */
+static uint32_t pass_over(const struct grammar *g, const struct call_edge *e, uint32_t count,
+                          uint32_t *skip)
+{
+    uint32_t bytes = g->state[g->rule[e->rule].start].least;
+    uint32_t n = count > e->min ? 0 : FST_MIN(e->min - count + 1, *skip / bytes);
+
+    *skip -= n * bytes;
+    return n;
+}
+
 /* Writes the last SPACE_TEXT_MAX bytes of the shortest text of a way; their number. */
 static uint32_t write_text(struct space *s, const struct way *w)
 {
@@ -44,10 +56,11 @@ static uint32_t write_text(struct space *s, const struct way *w)
             } else {
                 return n;
             }
-            if (count > g->call[call].min) {
-                state = g->call[call].ret;
-                continue;
-            }
+        }
+        count += pass_over(g, &g->call[call], count, &skip);
+        if (count > g->call[call].min) {
+            state = g->call[call].ret;
+            continue;
         }
         FST_ASSERT(n_frames < g->depth_max + 2);
         s->frame_call[n_frames] = call;

@@ -47,6 +47,24 @@ static bool read_choice(struct grammar_ask *a, const struct field_reader *r, con
     return true;
 }
 
+/* A schema as text.  It is written anew: one that goes together with tools is put into a greater text,
+ * which it must not end, and both spellings have one grammar. */
+static bool read_schema_text(struct grammar_ask *a, const struct field_reader *r, const char *s,
+                             size_t len)
+{
+    struct json_doc *d;
+    enum fst_status rc = json_parse(&d, s, len);
+
+    if (rc == FST_ENOMEM)
+        return api_fail(r->e, 503, "out_of_memory", NULL, "out of memory for this request");
+    if (rc < 0)
+        return api_fail(r->e, 400, "invalid_grammar", a->param, "%s: %s", a->param,
+                        fst_error_text());
+    json_put(&a->text, json_root(d), JSON_COMPACT);
+    json_free(d);
+    return true;
+}
+
 static bool read_one(struct grammar_ask *a, const struct field_reader *r, const char *name,
                      enum grammar_kind kind, json_val *v)
 {
@@ -60,6 +78,8 @@ static bool read_one(struct grammar_ask *a, const struct field_reader *r, const 
     if (!s && !whole)
         return field_type_error(r, name, kind == ASK_SCHEMA ? "a schema or its text" : "a string");
     a->kind = kind;
+    if (s && kind == ASK_SCHEMA)
+        return read_schema_text(a, r, s, len);
     if (whole)
         json_put(&a->text, v, JSON_COMPACT);
     else
@@ -201,19 +221,26 @@ bool gen_find_grammars(struct gen *g)
     return all;
 }
 
-/* A schema of a tool is told by its place in the list. */
+/* A schema of a tool is told by its place in the list, under the dialect's own name. */
 static bool refuse_tool(struct gen *g, const char *text)
 {
     const struct chat_tool *t = g->chat.tools;
+    bool responses = strcmp(g->d->name, "responses") == 0;
+    const char *field = g->d->shape == SHAPE_ANTHROPIC ? "input_schema"
+                        : responses                    ? "parameters"
+                                                       : "function.parameters";
 
     for (size_t i = 0; g->has_chat && i < g->chat.n_tools; i++) {
         char lead[128], param[64];
         int n = snprintf(lead, sizeof lead, "tool %.100s: ", t[i].name.data);
         if (strncmp(text, lead, (size_t)n) != 0)
             continue;
-        snprintf(param, sizeof param, "tools[%zu].function.parameters", i);
-        api_fail(&g->err, 400, "invalid_grammar", param,
-                 "Tool %zu function has invalid 'parameters' schema: %s", i, text + n);
+        snprintf(param, sizeof param, "tools[%zu].%s", t[i].at, field);
+        if (g->d->shape == SHAPE_ANTHROPIC || responses)
+            api_fail(&g->err, 400, "invalid_grammar", param, "%s: %s", param, text + n);
+        else
+            api_fail(&g->err, 400, "invalid_grammar", param,
+                     "Tool %zu function has invalid 'parameters' schema: %s", t[i].at, text + n);
         return true;
     }
     return false;

@@ -55,7 +55,8 @@ const struct field field_table[] = {
     {"return_token_ids", ON_COMPLETIONS, FIELD_WORKS, 0, "token_ids beside the text"},
     {"stream", CCMR | ON_GENERATE, FIELD_WORKS, 0, "server-sent events"},
     {"stream_options", CC, FIELD_WORKS, 0, "include_usage, continuous_usage_stats"},
-    {"tools", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0, "up to 512 functions"},
+    {"tools", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0,
+     "up to 512 functions; a name has at most 256 bytes, no quotes and no control characters"},
     {"tool_choice", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0, "auto, none, required, a function"},
     {"parallel_tool_calls", ON_CHAT | ON_RESPONSES, FIELD_WORKS, 0, "false: one call"},
     {"response_format", ON_CHAT, FIELD_WORKS, 0,
@@ -122,7 +123,8 @@ const struct field field_table[] = {
     {"n", ON_MESSAGES, FIELD_REFUSED, "1", "an answer is one message"},
     {"stop_sequences", ON_MESSAGES, FIELD_WORKS, 0, "stop, under that API's name"},
     {"tools", ON_MESSAGES, FIELD_WORKS, 0,
-     "up to 512; those that run at Anthropic (a type but custom) are left out"},
+     "up to 512, with names as in chat; those that run at Anthropic (a type but custom) are left "
+     "out"},
     {"tool_choice", ON_MESSAGES, FIELD_WORKS, 0,
      "auto, any, tool, none; disable_parallel_tool_use: one call"},
     {"thinking", ON_MESSAGES, FIELD_WORKS, 0,
@@ -265,6 +267,9 @@ bool field_type_error(const struct field_reader *r, const char *name, const char
     char param[160], q[96];
     full_name(param, r, name);
     json_val *v = member(r, name);
+    if (json_is_null(v))
+        return api_fail(r->e, 400, "invalid_type", param, "%s: expected %s, got null", param,
+                        expected);
     return api_fail(r->e, 400, "invalid_type", param, "%s: expected %s, got %s %s", param, expected,
                     json_type_name(json_type_of(v)), api_quote_value(q, v));
 }

@@ -30,9 +30,9 @@ bool exch_query(const struct exch *x, const char *name, char *out, size_t cap)
         if (len >= n && !memcmp(p, name, n) && (len == n || p[n] == '=')) {
             const char *v = p + n + (len > n);
             size_t vn = len - n - (len > n);
-            if (vn >= cap)
-                return false;
-            return http_decode_path(out, v, vn);
+            if (vn >= cap || !http_decode_path(out, v, vn))
+                out[0] = 0;
+            return true;
         }
         p += len;
         if (*p)

@@ -62,7 +62,8 @@ struct exch {
 
 /* First header of that (lower-case) name, or NULL. */
 const char *exch_header(const struct exch *x, const char *name);
-/* Value of a query parameter copied into out; false when absent or too long. */
+/* Value of a query parameter copied into out; false when absent.  One that is too long or badly escaped is
+ * an empty text. */
 bool exch_query(const struct exch *x, const char *name, char *out, size_t cap);
 /* Add a header line to the answer; before the head goes out. */
 void exch_add_header(struct exch *x, const char *name, const char *value);

@@ -326,14 +326,14 @@ class OtherBenches(unittest.TestCase):
         cls.server.stop()
 
     def test_decode(self):
-        file = bench_json("decode", "--port", self.server.port, "--input-len", 300, "--output-len", 40, "--runs", 3)
+        file = bench_json("decode", "--port", self.server.port, "--input-len", 300, "--output-len", 400, "--runs", 3)
         row, = file["rows"]
-        self.assertEqual((row["name"], row["prompt_tokens"], row["output_tokens"], row["runs"]), ("decode", 300, 40, 3))
+        self.assertEqual((row["name"], row["prompt_tokens"], row["output_tokens"], row["runs"]), ("decode", 300, 400, 3))
         rates = sorted(row["rates_tok_s"])
         self.assertEqual([row["min_tok_s"], row["median_tok_s"], row["max_tok_s"]], rates)
         self.assertAlmostEqual(row["time_us"] * row["median_tok_s"], 1e6, delta=100)
         self.assertFalse(row["simulated_acceptance"])
-        text = bench("decode", "--port", self.server.port, "--input-len", 30, "--output-len", 20, "--runs", 1, "--against",
+        text = bench("decode", "--port", self.server.port, "--input-len", 30, "--output-len", 400, "--runs", 1, "--against",
                      "published").stdout.decode()
         self.assertIn("GB300", text)
         self.assertIn("command: firesteel bench decode", text)
@@ -342,7 +342,7 @@ class OtherBenches(unittest.TestCase):
         path = os.path.join(self.dir, "ids.json")
         with open(path, "w") as f:
             json.dump([5, 6, 7, 8], f)
-        row, = bench_json("decode", "--port", self.server.port, "--ids", path, "--output-len", 12, "--runs", 1)["rows"]
+        row, = bench_json("decode", "--port", self.server.port, "--ids", path, "--output-len", 400, "--runs", 1)["rows"]
         self.assertEqual(row["prompt_tokens"], 4)
 
     def test_simulated_is_labelled(self):

@@ -71,8 +71,17 @@ CHAT = [
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
         "type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}}]},
      "tools[0].function.parameters", "Tool 0 function has invalid 'parameters' schema: #/properties/a"),
+    *(({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+        "type": "object", "properties": {name: {"type": "integer"}}}}}]}, "tools[0].function.parameters",
+       "schema: #: properties cannot be kept: a parameter's name") for name in ('a"b', "a\nb", "x" * 257)),
     ({"tools": [TOOL, {"type": "function", "function": {"name": "h", "parameters": {"type": "array"}}}],
       "tool_choice": "required"}, "tools[1].function.parameters", "Tool 1 function has invalid 'parameters' schema"),
+    *(({"tools": [{"type": "function", "function": {"name": name}}]}, "tools[0].function.name", words) for name, words in (
+        ("", "a tool must have a name"), ("a\0b", "0x00 at byte 1"), ("\n", "0x0a at byte 0"), ('say "x"', "0x22 at byte 4"),
+        ("x" * 257, "at most 256 bytes, got 257"))),
+    # a schema's text is one document, also where it goes into a greater one
+    *(({"json_schema": text, "tools": [TOOL]}, "json_schema", "json_schema: Invalid JSON at byte %d" % at)
+      for text, at in (('true,"one":true', 4), ("{}\0", 2), ('{"type":', 8), ("", 0), ("true}", 4))),
     ({"structural_tag": "{}"}, "structural_tag", ""), ({"stop_regex": "a"}, "stop_regex", 'got "a", only null or "" or [] is allowed'),
     ({"return_hidden_states": True}, "return_hidden_states", ""), ({"lora_path": "x"}, "lora_path", ""),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema",

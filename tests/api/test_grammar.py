@@ -181,6 +181,16 @@ class Grammar(unittest.TestCase):
             c = self.one(tools=[TOOL], tool_choice="none", think=think, max_tokens=60)
             self.assertNotIn("tool_calls", c["message"])
 
+    def test_parameters_that_cannot_be_written(self):
+        """A quote would end the name: the one is left out, the others are as declared."""
+        kind = {"type": "object", "properties": {'a"b': {"type": "integer"}, "n": {"type": "integer"}},
+                "required": ['a"b', "n"], "additionalProperties": False}
+        r = self.s.chat("x", tools=[{"type": "function", "function": {"name": "f", "parameters": kind}}],
+                        tool_choice="required", thinking={"type": "disabled"}, max_tokens=80, seed=1)
+        self.assertEqual(r.status, 200, r.body)
+        for call in r.json()["choices"][0]["message"]["tool_calls"]:
+            self.assertEqual(list(json.loads(call["function"]["arguments"])), ["n"])
+
     def test_calls_of_the_models_own(self):
         """Strict tools keep their schema; others the names and the tags."""
         ask = "What is the weather in Oslo Town?"

@@ -418,6 +418,10 @@ class Responses(unittest.TestCase):
         self.refused("tools[0].name", "invalid_type", "expected string", tools=[{"type": "function"}])
         self.refused("tools[0].parameters", "invalid_type", "object",
                      tools=[{"type": "function", "name": "f", "parameters": 3}])
+        self.refused("tools[1].parameters", "invalid_grammar", "tools[1].parameters: its parameters allow no object",
+                     tools=[{"type": "web_search"}, {"type": "function", "name": "f", "strict": True,
+                                                     "parameters": {"not": {}}}])
+        self.refused("tools[0].name", "invalid_value", "0x00 at byte 1", tools=[{"type": "function", "name": "a\0b"}])
         self.refused("reasoning", "invalid_type", "an object", reasoning="high")
         self.refused("reasoning.effort", "invalid_value", "'huge'", reasoning={"effort": "huge"})
         self.refused("reasoning.summary", "invalid_value", "'long'", reasoning={"summary": "long"})

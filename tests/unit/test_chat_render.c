@@ -492,14 +492,19 @@ static void nobody_types_a_role(void **state)
         if (!t)
             continue;
         buf_puts(&all, "</tool_result>");
+        size_t own = control_tokens(t, "x");
+        assert_true(own > 20);
         for (int32_t id = 0; id < tokenizer_vocab_size(t); id++) {
             const char *text = tokenizer_bytes(t, id, &n);
             if (tokenizer_special(t, text) == id)
                 buf_append(&all, text, n);
+            if (all.len > 128) { /* one of the places is a tool's name */
+                assert_int_equal(control_tokens(t, buf_str(&all)), own);
+                buf_reset(&all);
+                buf_putc(&all, 'x');
+            }
         }
-        n = control_tokens(t, "x");
-        assert_true(n > 20);
-        assert_int_equal(control_tokens(t, buf_str(&all)), n);
+        assert_int_equal(control_tokens(t, buf_str(&all)), own);
         buf_release(&all);
     }
     tokenizer_free(tiny);

@@ -1,6 +1,8 @@
 /* test_grammar_matcher.c - moving forth and back, forks, blocks, room, memory. */
 #include "support/cm.h"
 
+#include <time.h>
+
 #include "support/grammar.h"
 
 #define TINY_TOKENIZER "tests/data/tiny-tokenizer.json"
@@ -235,6 +237,58 @@ static void least_tokens(void **state)
     }
 }
 
+/* Counts are passed over without a walk: a text written out has the same figures, and a billion
+ * characters cost no more than a thousand. */
+static void least_of_long_texts(void **state)
+{
+    static const char counted[] = "root ::= x{99} y \"end\"\nx ::= z{2} \"-\"\nz ::= \"ab\"{25}\n"
+                                  "y ::= y5 y5\ny5 ::= y4 y4\ny4 ::= y3 y3\ny3 ::= \"qrs\"{64}";
+    struct buf text = {0}, one = {0};
+    struct grammar *g;
+    struct matcher *m, *plain;
+    uint32_t *mask;
+
+    (void)state;
+    for (int i = 0; i < 99 * 101; i++)
+        buf_putc(&text, i % 101 == 100 ? '-' : "ab"[i % 101 % 2]);
+    for (int i = 0; i < 8 * 64; i++)
+        buf_puts(&text, "qrs");
+    buf_puts(&text, "end");
+    buf_printf(&one, "root ::= \"%s\"", buf_str(&text));
+    assert_int_equal(grammar_from_ebnf(&g, counted, sizeof counted - 1, NULL), FST_OK);
+    assert_int_equal(matcher_new(&m, g, vocab, NULL), FST_OK);
+    grammar_unref(g);
+    assert_int_equal(grammar_from_ebnf(&g, one.data, one.len, NULL), FST_OK);
+    assert_int_equal(matcher_new(&plain, g, vocab, NULL), FST_OK);
+    grammar_unref(g);
+    for (size_t i = 0; i < text.len; i += 7) {
+        size_t n = FST_MIN(text.len - i, (size_t)7);
+        assert_int_equal(matcher_least_tokens(m), matcher_least_tokens(plain));
+        assert_int_equal(matcher_advance_text(m, text.data + i, n), n);
+        assert_int_equal(matcher_advance_text(plain, text.data + i, n), n);
+    }
+    assert_true(matcher_is_accepting(m));
+    matcher_free(m);
+    matcher_free(plain);
+    buf_release(&text);
+    buf_release(&one);
+
+    clock_t before = clock();
+    m = start("{\"type\":\"string\",\"minLength\":1000000000}", NULL);
+    plain = start("{\"type\":\"string\",\"minLength\":1000000}", NULL);
+    mask = new_mask(m);
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(matcher_least_tokens(m) - matcher_least_tokens(plain), 999000000);
+        assert_int_equal(matcher_mask(m, 30, mask), FST_OK);
+        assert_int_equal(matcher_advance_text(m, i ? "a" : "\"", 1), 1);
+        assert_int_equal(matcher_advance_text(plain, i ? "a" : "\"", 1), 1);
+    }
+    assert_true(clock() - before < 5 * CLOCKS_PER_SEC); /* a walk takes seconds at each place */
+    mem_free(mask);
+    matcher_free(m);
+    matcher_free(plain);
+}
+
 static void forced_bytes(void **state)
 {
     struct matcher *m = start(person, NULL);
@@ -338,12 +392,17 @@ static void ambiguous(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(back_and_forth),     cmocka_unit_test(forks),
-        cmocka_unit_test(forks_in_two_steps), cmocka_unit_test(special_tokens),
-        cmocka_unit_test(draft_block),        cmocka_unit_test(least_tokens),
-        cmocka_unit_test(forced_bytes),       cmocka_unit_test(memory),
-        cmocka_unit_test(collections),        cmocka_unit_test(ambiguous)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(back_and_forth),
+                                       cmocka_unit_test(forks),
+                                       cmocka_unit_test(forks_in_two_steps),
+                                       cmocka_unit_test(special_tokens),
+                                       cmocka_unit_test(draft_block),
+                                       cmocka_unit_test(least_tokens),
+                                       cmocka_unit_test(least_of_long_texts),
+                                       cmocka_unit_test(forced_bytes),
+                                       cmocka_unit_test(memory),
+                                       cmocka_unit_test(collections),
+                                       cmocka_unit_test(ambiguous)};
     int rc;
 
     if (!grammar_test_open(&tok, &vocab))
