@@ -158,6 +158,33 @@ static enum fst_status check_tool(struct chat_request *r, json_val *v, const cha
     return FST_OK;
 }
 
+static enum fst_status check_tool_list(struct chat_request *r, json_val *v, const char *path)
+{
+    if (json_type_of(v) != JSON_ARRAY)
+        return chat_wrong_type(r, path, "array", v);
+    if (json_count(v) > CHAT_TOOLS_MAX)
+        return chat_refuse(r, path, "invalid_value", "at most %d tools, got %zu", CHAT_TOOLS_MAX,
+                           json_count(v));
+    return FST_OK;
+}
+
+enum fst_status chat_read_tools(struct chat_request *r, json_val *v, chat_tool_reader *read)
+{
+    char path[40];
+
+    if (json_is_null(v))
+        return FST_OK;
+    FST_TRY(check_tool_list(r, v, "tools"));
+    for (size_t i = 0; i < json_count(v); i++) {
+        snprintf(path, sizeof path, "tools[%zu]", i);
+        size_t before = r->n_tools;
+        FST_TRY(read(r, json_at(v, i), path));
+        if (r->n_tools > before)
+            r->tools[before].at = i;
+    }
+    return FST_OK;
+}
+
 static enum fst_status read_tools(struct chat_request *r, json_val *v, const char *path,
                                   struct chat_message *m)
 {
@@ -166,11 +193,7 @@ static enum fst_status read_tools(struct chat_request *r, json_val *v, const cha
 
     if (json_is_null(v))
         return FST_OK;
-    if (json_type_of(v) != JSON_ARRAY)
-        return chat_wrong_type(r, path, "array", v);
-    if (n > CHAT_TOOLS_MAX)
-        return chat_refuse(r, path, "invalid_value", "at most %d tools, got %zu", CHAT_TOOLS_MAX,
-                           n);
+    FST_TRY(check_tool_list(r, v, path));
     if (m && n) {
         m->tools = arena_calloc(&r->arena, n, sizeof *m->tools);
         if (!m->tools) {

@@ -258,27 +258,6 @@ static enum fst_status read_tool(struct chat_request *r, json_val *v, const char
     return FST_OK;
 }
 
-static enum fst_status read_tools(struct chat_request *r, json_val *v)
-{
-    char path[40];
-
-    if (json_is_null(v))
-        return FST_OK;
-    if (json_type_of(v) != JSON_ARRAY)
-        return chat_wrong_type(r, "tools", "array", v);
-    if (json_count(v) > CHAT_TOOLS_MAX)
-        return chat_refuse(r, "tools", "invalid_value", "at most %d tools, got %zu", CHAT_TOOLS_MAX,
-                           json_count(v));
-    for (size_t i = 0; i < json_count(v); i++) {
-        snprintf(path, sizeof path, "tools[%zu]", i);
-        size_t before = r->n_tools;
-        FST_TRY(read_tool(r, json_at(v, i), path));
-        if (r->n_tools > before)
-            r->tools[before].at = i;
-    }
-    return FST_OK;
-}
-
 static enum fst_status read_tool_choice(struct chat_request *r, json_val *v)
 {
     json_val *type = json_get(v, "type");
@@ -391,7 +370,7 @@ static enum fst_status read_body(struct chat_request *r, json_val *body)
         FST_TRY(read_texts(r, chat_add_message(r, CHAT_SYSTEM), system, "system"));
     for (size_t i = 0; i < json_count(messages); i++)
         FST_TRY(read_message(r, json_at(messages, i), i));
-    FST_TRY(read_tools(r, json_get(body, "tools")));
+    FST_TRY(chat_read_tools(r, json_get(body, "tools"), read_tool));
     FST_TRY(read_tool_choice(r, json_get(body, "tool_choice")));
     FST_TRY(chat_check_tools(r));
     FST_TRY(read_thinking(r, body));

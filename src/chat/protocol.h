@@ -57,6 +57,17 @@
     "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke "    \
     "tool calls.\n"
 
+/* All of it, for a struct grammar_tool_format (grammar/grammar.h). */
+#define PROTOCOL_TOOL_FORMAT                                                                       \
+    {                                                                                              \
+        .calls_lead = "\n\n", .calls_open = PROTOCOL_CALLS_OPEN,                                   \
+        .calls_close = PROTOCOL_CALLS_CLOSE, .invoke_open = PROTOCOL_INVOKE_OPEN,                  \
+        .invoke_go = PROTOCOL_INVOKE_GO, .invoke_end = PROTOCOL_INVOKE_END,                        \
+        .param_open = PROTOCOL_PARAM_OPEN, .param_text = PROTOCOL_PARAM_TEXT,                      \
+        .param_json = PROTOCOL_PARAM_JSON, .param_close = PROTOCOL_PARAM_CLOSE,                    \
+        .tag_end = PROTOCOL_END, .mark = PROTOCOL_MARK                                             \
+    }
+
 #define PROTOCOL_RESPONSE_FORMAT                                                                   \
     "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 

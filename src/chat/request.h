@@ -34,6 +34,11 @@ enum fst_status chat_other_part(struct chat_request *r, struct chat_message *m, 
 enum fst_status chat_read_effort(struct chat_request *r, json_val *v, const char *path,
                                  bool *thinking, bool *seen);
 
+/* The tools of a request in another dialect: an array or null, each element added, or left out, by `read`, which
+ * is told its place for refusals. */
+typedef enum fst_status chat_tool_reader(struct chat_request *r, json_val *v, const char *path);
+enum fst_status chat_read_tools(struct chat_request *r, json_val *v, chat_tool_reader *read);
+
 /* A string, or an array of text parts. */
 enum fst_status chat_read_content(struct chat_request *r, struct chat_message *m, json_val *v,
                                   const char *path);

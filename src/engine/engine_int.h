@@ -190,6 +190,7 @@ struct fst_engine {
     int n_sitting;                       /* of those that run */
     bool short_of_pages;                 /* in this turn; what tiers have locked comes back */
     fst_request *wait_first, *wait_last; /* admitted as soon as there is room */
+    bool line_moved;                     /* who waits may stand elsewhere than he was told */
     struct sched_item *items;            /* (max_running) */
     struct step_span *spans;
     fst_request **span_request; /* request of each span */

@@ -43,6 +43,7 @@ static void publish_places(fst_engine *e)
  * went to, since a reader in between would find them nowhere. */
 static void count_waiting(fst_engine *e, int change)
 {
+    e->line_moved |= change != 0;
     pthread_mutex_lock(&e->door->lock);
     e->door->n_waiting += change;
     publish_places(e);
@@ -144,6 +145,7 @@ static bool intake(fst_engine *e)
     if (flush)
         prefix_flush(e);
     if (first) {
+        e->line_moved = true; /* they were told where they stood when they came */
         if (e->wait_last)
             e->wait_last->next = first;
         else
@@ -341,6 +343,9 @@ static void number_line(fst_engine *e)
 {
     size_t place = 0;
 
+    if (!e->line_moved)
+        return;
+    e->line_moved = false;
     for (fst_request *r = e->wait_first; r; r = r->next)
         atomic_store(&r->place, ++place);
     for (int i = 0; i < e->n_running; i++)

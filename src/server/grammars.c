@@ -8,20 +8,7 @@
 #include "base/log.h"
 #include "chat/protocol.h"
 
-static const struct grammar_tool_format format = {
-    .calls_lead = "\n\n",
-    .calls_open = PROTOCOL_CALLS_OPEN,
-    .calls_close = PROTOCOL_CALLS_CLOSE,
-    .invoke_open = PROTOCOL_INVOKE_OPEN,
-    .invoke_go = PROTOCOL_INVOKE_GO,
-    .invoke_end = PROTOCOL_INVOKE_END,
-    .param_open = PROTOCOL_PARAM_OPEN,
-    .param_text = PROTOCOL_PARAM_TEXT,
-    .param_json = PROTOCOL_PARAM_JSON,
-    .param_close = PROTOCOL_PARAM_CLOSE,
-    .tag_end = PROTOCOL_END,
-    .mark = PROTOCOL_MARK,
-};
+static const struct grammar_tool_format format = PROTOCOL_TOOL_FORMAT;
 
 struct kept_grammar {
     struct kept_grammar *prev, *next; /* last used first */

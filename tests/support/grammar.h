@@ -10,20 +10,7 @@
 #include "grammar/grammar.h"
 #include "tokenizer/tokenizer.h"
 
-static const struct grammar_tool_format grammar_test_format = {
-    .calls_lead = "\n\n",
-    .calls_open = PROTOCOL_CALLS_OPEN,
-    .calls_close = PROTOCOL_CALLS_CLOSE,
-    .invoke_open = PROTOCOL_INVOKE_OPEN,
-    .invoke_go = PROTOCOL_INVOKE_GO,
-    .invoke_end = PROTOCOL_INVOKE_END,
-    .param_open = PROTOCOL_PARAM_OPEN,
-    .param_text = PROTOCOL_PARAM_TEXT,
-    .param_json = PROTOCOL_PARAM_JSON,
-    .param_close = PROTOCOL_PARAM_CLOSE,
-    .tag_end = PROTOCOL_END,
-    .mark = PROTOCOL_MARK,
-};
+static const struct grammar_tool_format grammar_test_format = PROTOCOL_TOOL_FORMAT;
 
 /* The tiny tokenizer and its vocabulary; false: stderr says why not. */
 static inline bool grammar_test_open(struct tokenizer **tok, struct grammar_vocab **vocab)
